@@ -1,0 +1,1 @@
+"""Bayesian Quadrature for Neural Ensemble Search, JAX-native and functional."""

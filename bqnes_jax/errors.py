@@ -1,0 +1,123 @@
+"""The one exception type of the package, and the checks that raise it.
+
+A check looks at shapes always and at values only when they are concrete: under `jit`, `vmap` or
+`grad` there are no values to look at, and the functions report through `Status` instead.
+"""
+
+from collections.abc import Collection, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+
+class BQNESError(ValueError):
+    """Bad input: the message says what was given, what is allowed and what to do."""
+
+
+def check_choice(name: str, value: object, allowed: Collection[object]) -> None:
+    """Refuse a value that is not one of the allowed ones."""
+    if value not in allowed:
+        options = ", ".join(map(repr, allowed))
+        raise BQNESError(f"{name} is {value!r}; allowed are {options}.")
+
+
+def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse anything but a whole number from `low` to `high`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise BQNESError(f"{name} is {value!r}; it must be a whole number, {limit}.")
+
+
+def check_positive(name: str, value: ArrayLike) -> None:
+    """Refuse anything but finite numbers above zero."""
+    array = concrete(value)
+    if array is not None and not (np.isfinite(array).all() and (array > 0).all()):
+        raise BQNESError(f"{name} is {_shown(array)}; it must be positive and finite.")
+
+
+def check_bounds(name: str, bounds: object) -> None:
+    """Refuse anything but a pair 0 < low < high."""
+    pair = isinstance(bounds, tuple) and len(bounds) == 2
+    if not pair or not 0 < bounds[0] < bounds[1] < float("inf"):
+        raise BQNESError(f"{name} is {bounds!r}; it must be a pair (low, high), 0 < low < high.")
+
+
+def check_shape(name: str, array: jax.Array, shape: Iterable[int | None]) -> None:
+    """Refuse an array of another shape; None stands for any length."""
+    shape = tuple(shape)
+    fits = array.ndim == len(shape) and all(
+        want is None or have == want for have, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise BQNESError(f"{name} has shape {array.shape}; it must have shape ({wanted}).")
+
+
+def check_finite(name: str, array: ArrayLike, where: ArrayLike | None = None) -> None:
+    """Refuse NaN (and infinities), and say where the first one is."""
+    values, chosen = concrete(array), concrete(True if where is None else where)
+    if values is None or chosen is None:
+        return
+    bad = ~np.isfinite(values) & chosen
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise BQNESError(
+            f"{name} holds {values[place]} at index {place if len(place) > 1 else place[0]} "
+            f"({int(bad.sum())} such of {bad.size}); every value must be finite: "
+            "mask failed evaluations out."
+        )
+
+
+def check_distribution(name: str, array: ArrayLike, where: ArrayLike | None = None) -> None:
+    """Refuse what is not a probability vector along the last axis; `where` picks the vectors."""
+    values, chosen = concrete(array), concrete(True if where is None else where)
+    if values is None or chosen is None:
+        return
+    with np.errstate(invalid="ignore"):  # infinities of both signs have no sum: refused below
+        bad = np.broadcast_to(chosen & ~is_distribution(values), values.shape[:-1])
+    if not bad.any():
+        return
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    vector = values[place]
+    outside = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0)))
+    if outside.size:
+        place, given = (*place, int(outside[0])), f"holds {vector[outside[0]]}"
+    else:
+        given = f"sums to {vector.sum(dtype=float):.7g}"
+    index = f"[{', '.join(map(str, place))}]" if place else ""
+    among = f" ({int(bad.sum())} bad of {bad.size})" if bad.size > 1 else ""
+    raise BQNESError(
+        f"{name}{index} {given}{among}; a probability vector must be finite, non-negative and sum "
+        f"to 1 within {_sum_tolerance(values.dtype):g}: divide it by its sum, or apply a softmax."
+    )
+
+
+def is_distribution(array: np.ndarray | jax.Array) -> np.ndarray | np.bool_ | jax.Array:
+    """Tell which vectors along the last axis are probability vectors; works on traced values."""
+    total = array.sum(-1, dtype=jnp.promote_types(array.dtype, jnp.float32))
+    return (array >= 0).all(-1) & (abs(total - 1) <= _sum_tolerance(array.dtype))
+
+
+def concrete(array: ArrayLike) -> np.ndarray | None:
+    """Return the values as NumPy, or None while they are traced."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def as_float(array: ArrayLike) -> jax.Array:
+    """Convert to JAX's floating type of the current precision, keeping a floating type as it is."""
+    array = jnp.asarray(array)
+    return (
+        array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    )
+
+
+def _sum_tolerance(dtype: np.dtype) -> float:
+    # float64 leaves room for values that were computed in float32 and widened.
+    return 1e-6 if dtype == np.float64 else 1e-4
+
+
+def _shown(array: np.ndarray) -> str:
+    return np.array2string(array, threshold=6, edgeitems=2, precision=4)

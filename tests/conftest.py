@@ -1,0 +1,55 @@
+"""Every test runs twice: in float32 and in float64."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "bqnes",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("bqnes")
+
+
+@pytest.fixture(params=["float32", "float64"], autouse=True)
+def precision(request):
+    """Set JAX's precision for one test; the value is the name of the floating type."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    yield request.param
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def tolerance(precision):
+    """Return a function (float32 tolerance, float64 tolerance) -> the one in force."""
+    return lambda single, double: single if precision == "float32" else double
+
+
+@pytest.fixture
+def compilations():
+    """Return a function that tells how many programs XLA has compiled since it was last called."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+
+    def since_last():
+        count = len(seen)
+        seen.clear()
+        return count
+
+    yield since_last
+    jax.monitoring._unregister_event_duration_listener_by_callback(listen)
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(0)
