@@ -1,0 +1,26 @@
+"""Search spaces: what can be built."""
+
+from bqnes_jax.spaces.base import (
+    Architecture,
+    Architectures,
+    CoordinateSpace,
+    EnumerableSpace,
+    GraphSpace,
+    Space,
+    as_architectures,
+    enumerate_space,
+)
+from bqnes_jax.spaces.nats import NATS, NATSSpace
+
+__all__ = [
+    "NATS",
+    "Architecture",
+    "Architectures",
+    "CoordinateSpace",
+    "EnumerableSpace",
+    "GraphSpace",
+    "NATSSpace",
+    "Space",
+    "as_architectures",
+    "enumerate_space",
+]

@@ -1,0 +1,80 @@
+"""A space and kernels of a user's own, small enough for brute force."""
+
+import dataclasses
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from bqnes_jax.errors import BQNESError
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Points of a square grid; an architecture is (row, column)."""
+
+    side: int = 6
+
+    name = "grid"
+
+    @property
+    def options(self):
+        return (self.side, self.side)
+
+    @property
+    def size(self):
+        return self.side**2
+
+    def sample(self, key, n):
+        return jax.random.randint(key, (n, 2), 0, self.side, jnp.int32)
+
+    def mutate(self, key, arch):
+        axis, shift = jax.random.split(key)
+        axis = jax.random.randint(axis, (), 0, 2)
+        shift = jax.random.randint(shift, (), 1, self.side, jnp.int32)
+        return arch.at[axis].set((arch[axis] + shift) % self.side)
+
+    def index(self, arch):
+        return arch[..., 0] * self.side + arch[..., 1]
+
+    def from_index(self, index):
+        return jnp.stack([index // self.side, index % self.side], axis=-1).astype(jnp.int32)
+
+    def to_string(self, arch):
+        return f"{int(arch[0])},{int(arch[1])}"
+
+    def from_string(self, text):
+        try:
+            row, column = map(int, text.split(","))
+        except ValueError:
+            raise BQNESError(f"{text!r} is not a point; the form is 'row,column'.") from None
+        return jnp.array([row, column], jnp.int32)
+
+    def coordinates(self, arch):
+        return jnp.asarray(arch, float) / (self.side - 1)
+
+
+@flax.struct.dataclass
+class Polynomial:
+    """A finite kernel: products of powers of the coordinates up to a degree."""
+
+    space: Grid = flax.struct.field(pytree_node=False, default=Grid())
+    degree: int = flax.struct.field(pytree_node=False, default=2)
+    finite: bool = flax.struct.field(pytree_node=False, default=True)
+
+    def features(self, archs):
+        x, y = jnp.moveaxis(self.space.coordinates(archs), -1, 0)
+        powers = range(self.degree + 1)
+        return jnp.stack([x**i * y**j for i in powers for j in powers], axis=-1)
+
+    def gram(self, archs):
+        return self.cross(archs, archs)
+
+    def cross(self, archs, others):
+        return self.features(archs) @ self.features(others).T
+
+    def diag(self, archs):
+        return jnp.sum(self.features(archs) ** 2, axis=-1)
+
+
+GRID = Grid()
