@@ -1,0 +1,199 @@
+"""Gaussian-process regression on architectures, as pure functions of padded design sets.
+
+f ~ GP(0, a·k),  y = f(α) + ε,  ε ~ N(0, σ²). With A the observed architectures,
+
+    mean(α) = k(α, A) (K + ρI)⁻¹ y,    cov(α, α') = a·[k(α, α') − k(α, A) (K + ρI)⁻¹ k(A, α')],
+
+where ρ = σ²/a. A kernel with d features and fewer of them than points is handled in weight space,
+k = ψψᵀ, with d×d matrices: mean(α) = ψ(α) w and cov(α, α') = σ² ψ(α) (ΨᵀΨ + ρI)⁻¹ ψ(α')ᵀ.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from bqnes_jax.errors import check_positive
+from bqnes_jax.kernels.base import Kernel, matmul
+from bqnes_jax.surrogates import base
+from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_design
+from bqnes_jax.surrogates.fitting import FitConfig, fit_hyperparameters
+from bqnes_jax.surrogates.solve import in_weight_space, solve
+from bqnes_jax.types import Status, flag
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "kernel",
+        "design",
+        "hyperparameters",
+        "coefficients",
+        "factor",
+        "log_marginal_likelihood",
+        "status",
+    ],
+    meta_fields=["weight_space"],
+)
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """A Gaussian process conditioned on a design set.
+
+    With B(α) = ψ(α) in weight space and k(α, A) otherwise: the mean is B·`coefficients`; the
+    covariance is (B·`factor`)(B·`factor`)ᵀ in weight space, the prior's less that otherwise.
+    """
+
+    kernel: Kernel
+    design: Design
+    hyperparameters: Hyperparameters
+    coefficients: Array  # [d] or [n]
+    factor: Array  # [d, d] or [n, n]
+    log_marginal_likelihood: Array
+    status: Array
+    weight_space: bool
+
+
+def condition(
+    kernel: Kernel,
+    archs: ArrayLike,
+    targets: ArrayLike,
+    hyperparameters: Hyperparameters,
+    mask: ArrayLike | None = None,
+) -> Posterior:
+    """Condition on n architectures [n, length] and targets [n]; rows with a false mask are padding.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS
+        >>> archs = NATS.from_index(jnp.array([9504, 1234, 777]))
+        >>> posterior = condition(WL(NATS), archs, jnp.array([1.0, 2.0, 3.0]), Hyperparameters())
+        >>> predict(posterior, archs).mean.round(1).tolist()
+        [1.0, 2.0, 3.0]
+    """
+    design = as_design(archs, targets, mask, "targets")
+    check_positive("amplitude", hyperparameters.amplitude)
+    check_positive("noise", hyperparameters.noise)
+    return condition_design(kernel, design, hyperparameters)
+
+
+def fit(
+    kernel: Kernel,
+    archs: ArrayLike,
+    targets: ArrayLike,
+    mask: ArrayLike | None = None,
+    config: FitConfig = FitConfig(),  # noqa: B008 (immutable)
+) -> Posterior:
+    """Fit amplitude, noise and the kernel's leaves to targets [n], and condition on them.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS
+        >>> archs = NATS.sample(jax.random.key(0), 50)
+        >>> posterior = fit(WL(NATS), archs, jnp.sum(archs == 3, axis=1))  # convolutions
+        >>> bool(posterior.hyperparameters.amplitude > 0)
+        True
+    """
+    return fit_design(kernel, as_design(archs, targets, mask, "targets"), config)
+
+
+@base.predict.register
+def predict(posterior: Posterior, archs: ArrayLike, full_covariance: bool = False) -> Prediction:
+    """Return the mean [m] and the variance [m], or the covariance [m, m], of f at m architectures.
+
+    Observation noise is not part of it: add `posterior.hyperparameters.noise` for that.
+    """
+    return _predict(posterior, jnp.asarray(archs), full_covariance)
+
+
+@base.fantasise.register
+def fantasise(posterior: Posterior, archs: ArrayLike, mask: ArrayLike | None = None) -> Posterior:
+    """Return the posterior as if f had been observed at q architectures to be what is predicted.
+
+    The mean stays as it is; the variance shrinks around them.
+    """
+    archs = jnp.asarray(archs)
+    mask = jnp.ones(archs.shape[0], bool) if mask is None else jnp.asarray(mask)
+    return _fantasise(posterior, archs, mask)
+
+
+@jax.jit
+def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparameters) -> Posterior:
+    """Condition on a design set that has been checked."""
+    asked, design = design, usable(design)
+    dtype = design.targets.dtype
+    amplitude, noise = (jnp.asarray(value, dtype) for value in hyperparameters)
+    solution = solve(kernel, design, noise / amplitude)
+    n = jnp.sum(design.mask)
+    evidence = -0.5 * (
+        solution.quadratic / amplitude
+        + solution.log_determinant
+        + n * (jnp.log(amplitude) + jnp.log(2 * jnp.pi))
+    )
+    return Posterior(
+        kernel=kernel,
+        design=design,
+        hyperparameters=Hyperparameters(amplitude, noise),
+        coefficients=solution.coefficients,
+        factor=jnp.sqrt(amplitude) * solution.factor,
+        log_marginal_likelihood=evidence.astype(dtype),
+        status=flag(solution.jittered, Status.JITTERED)
+        | flag(jnp.any(asked.mask != design.mask), Status.MASKED_TARGETS)
+        | flag(n == 0, Status.EMPTY),
+        weight_space=in_weight_space(kernel, design.archs),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def fit_design(kernel: Kernel, design: Design, config: FitConfig) -> Posterior:
+    """Fit on a design set that has been checked."""
+    fitted = fit_hyperparameters(kernel, usable(design), config)
+    posterior = condition_design(fitted.kernel, design, fitted.hyperparameters)
+    return dataclasses.replace(
+        posterior, status=posterior.status | flag(fitted.at_bound, Status.AT_BOUND)
+    )
+
+
+def usable(design: Design) -> Design:
+    """Leave out what is not finite, and give padding a target of zero."""
+    mask = design.mask & jnp.isfinite(design.targets)
+    return Design(design.archs, jnp.where(mask, design.targets, 0), mask)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _predict(
+    posterior: Posterior, archs: Int[Array, "m length"], full_covariance: bool
+) -> Prediction:
+    kernel = posterior.kernel
+    basis = posterior_basis(posterior, archs)
+    mean = matmul(basis, posterior.coefficients)
+    half = matmul(basis, posterior.factor)
+    if full_covariance:
+        variance = matmul(half, half.T)
+        prior = None if posterior.weight_space else kernel.gram(archs)
+    else:
+        variance = jnp.sum(half**2, axis=1)
+        prior = None if posterior.weight_space else kernel.diag(archs)
+    if prior is not None:
+        variance = posterior.hyperparameters.amplitude * prior - variance
+        # Rounding can leave a variance just below zero where everything is known.
+        variance = variance if full_covariance else jnp.maximum(variance, 0)
+    return Prediction(mean, variance)
+
+
+@jax.jit
+def _fantasise(
+    posterior: Posterior, archs: Int[Array, "q length"], mask: Bool[Array, " q"]
+) -> Posterior:
+    new = Design(archs, _predict(posterior, archs, False).mean, mask)
+    longer = Design(*(jnp.concatenate(pair) for pair in zip(posterior.design, new, strict=True)))
+    return condition_design(posterior.kernel, longer, posterior.hyperparameters)
+
+
+def posterior_basis(posterior: Posterior, archs: Int[Array, "m length"]) -> Float[Array, "m r"]:
+    """Return B(α): the features, or the kernel with the observed architectures."""
+    if posterior.weight_space:
+        return posterior.kernel.features(archs)
+    return posterior.kernel.cross(archs, posterior.design.archs) * posterior.design.mask

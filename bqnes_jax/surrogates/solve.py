@@ -1,0 +1,100 @@
+"""Solving with the covariance K + ρI of a padded design set, in whichever form is smaller."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Bool, Float, Int
+
+from bqnes_jax.kernels.base import Kernel, is_finite, matmul
+from bqnes_jax.surrogates.base import Design
+
+
+class Solution(NamedTuple):
+    """What solving with C = K + ρI gives, for a function of unit amplitude."""
+
+    coefficients: Float[Array, " r"]
+    factor: Float[Array, "r r"]
+    quadratic: Float[Array, ""]  # yᵀ C⁻¹ y
+    log_determinant: Float[Array, ""]  # log |C|
+    jittered: Bool[Array, ""]
+
+
+def in_weight_space(kernel: Kernel, archs: Int[Array, "n length"]) -> bool:
+    """Tell whether the features are fewer than the points (a matter of shapes alone)."""
+    if not is_finite(kernel):
+        return False
+    return jax.eval_shape(kernel.features, archs).shape[1] < archs.shape[0]
+
+
+def masked_features(kernel: Kernel, design: Design) -> Float[Array, "n d"]:
+    """Return the features of the design set, zero where it is padding."""
+    return kernel.features(design.archs) * design.mask[:, None]
+
+
+def masked_gram(kernel: Kernel, design: Design) -> Float[Array, "n n"]:
+    """Return the kernel matrix of the design set, zero where it is padding."""
+    both = design.mask[:, None] & design.mask[None, :]
+    return jnp.where(both, kernel.gram(design.archs), 0)
+
+
+def solve(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Solution:
+    """Solve with K + ρI; `ratio` is ρ. Differentiable in ρ and in the kernel's leaves."""
+    if in_weight_space(kernel, design.archs):
+        return _solve_weights(kernel, design, ratio)
+    return _solve_points(kernel, design, ratio)
+
+
+def _solve_weights(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Solution:
+    features = masked_features(kernel, design)
+    d = features.shape[1]
+    floor = jnp.finfo(features.dtype).eps
+    safe_ratio = jnp.maximum(ratio, floor)
+    # The QR of [Ψ; √ρ I] has RᵀR = ΨᵀΨ + ρI without squaring Ψ, which in float32 would drown ρ.
+    stacked = jnp.concatenate([features, jnp.sqrt(safe_ratio) * jnp.eye(d, dtype=features.dtype)])
+    upper = jnp.linalg.qr(stacked, mode="r")
+    inverse = solve_triangular(upper, jnp.eye(d, dtype=features.dtype))
+    coefficients = matmul(inverse, matmul(inverse.T, matmul(features.T, design.targets)))
+    residual = design.targets - matmul(features, coefficients)
+    n = jnp.sum(design.mask)
+    return Solution(
+        coefficients=coefficients,
+        factor=jnp.sqrt(safe_ratio) * inverse,
+        quadratic=jnp.sum(residual**2) / safe_ratio + jnp.sum(coefficients**2),
+        log_determinant=2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(upper))))
+        + (n - d) * jnp.log(safe_ratio),
+        jittered=ratio < floor,
+    )
+
+
+def _solve_points(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Solution:
+    gram = masked_gram(kernel, design)
+    covariance = gram + jnp.diag(jnp.where(design.mask, ratio, 1))
+    lower, jittered = _cholesky(covariance)
+    inverse = solve_triangular(lower, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
+    whitened = matmul(inverse, design.targets)
+    return Solution(
+        coefficients=matmul(inverse.T, whitened),
+        factor=inverse.T,
+        quadratic=jnp.sum(whitened**2),
+        log_determinant=2 * jnp.sum(jnp.log(jnp.diagonal(lower))),
+        jittered=jittered,
+    )
+
+
+def _cholesky(
+    matrix: Float[Array, "n n"],
+) -> tuple[Float[Array, "n n"], Bool[Array, ""]]:
+    """Factorise with the smallest jitter of 0, 10ε, 100ε, … that succeeds (JAX returns NaN)."""
+    fixed = lax.stop_gradient(matrix)
+    identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+    first = 10 * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.diagonal(fixed), initial=1)
+
+    def fails(jitter: Float[Array, ""]) -> Bool[Array, ""]:
+        factor = jnp.linalg.cholesky(fixed + jitter * identity)
+        return ~jnp.all(jnp.isfinite(factor)) & (jitter < 1)
+
+    jitter = lax.while_loop(fails, lambda j: jnp.maximum(10 * j, first), jnp.zeros_like(first))
+    return jnp.linalg.cholesky(matrix + jitter * identity), jitter > 0

@@ -1,0 +1,368 @@
+"""Gaussian-process regression against scikit-learn, scipy and itself in other forms."""
+
+import dataclasses
+import functools
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import kernels as sk
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF, WL
+from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp
+from bqnes_jax.types import Status
+from tests.toy import GRID, Polynomial
+
+HYPERPARAMETERS = Hyperparameters(amplitude=1.7, noise=0.03)
+
+
+@flax.struct.dataclass
+class PointsOnly:
+    """A kernel of a user's own that does not say it is finite, around one that is."""
+
+    kernel: WL
+
+    def features(self, archs):
+        return self.kernel.features(archs)
+
+    def gram(self, archs):
+        return self.kernel.gram(archs)
+
+    def cross(self, archs, others):
+        return self.kernel.cross(archs, others)
+
+    def diag(self, archs):
+        return self.kernel.diag(archs)
+
+
+def problem(n, seed=0, space=NATS):
+    rng = np.random.default_rng(seed)
+    return space.sample(jax.random.key(seed), n), rng.normal(size=n)
+
+
+def drawn_from(kernel, archs, hyperparameters, seed):
+    """Targets from the prior of the model itself."""
+    gram = np.asarray(kernel.gram(archs), float)
+    covariance = hyperparameters.amplitude * gram + hyperparameters.noise * np.eye(len(gram))
+    return np.random.default_rng(seed).multivariate_normal(np.zeros(len(gram)), covariance)
+
+
+def sklearn_regressor(kernel, archs, targets):
+    """Return scikit-learn's process with the same kernel, and its inputs for architectures."""
+    if isinstance(kernel, RBF):
+        base, inputs = sk.RBF(np.asarray(kernel.length_scales, float)), kernel.space.coordinates
+    else:
+        base, inputs = sk.DotProduct(sigma_0=0, sigma_0_bounds="fixed"), kernel.features
+    covariance = sk.ConstantKernel(HYPERPARAMETERS.amplitude) * base
+    theirs = GaussianProcessRegressor(covariance, alpha=HYPERPARAMETERS.noise, optimizer=None)
+    x = np.asarray(inputs(archs), float)
+    return theirs.fit(x, targets), lambda others: np.asarray(inputs(others), float)
+
+
+@pytest.mark.parametrize("n", [40, 150])  # fewer and more points than the 100 features
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, np.linspace(0.5, 2.0, 30))])
+def test_posterior_and_marginal_likelihood_equal_sklearns(kernel, n, tolerance):
+    archs, targets = problem(n)
+    theirs, inputs = sklearn_regressor(kernel, archs, targets)
+    ours = gp.condition(kernel, archs, targets, HYPERPARAMETERS)
+    assert ours.weight_space == (isinstance(kernel, WL) and n == 150)
+
+    test = NATS.sample(jax.random.key(9), 80)
+    mean, covariance = theirs.predict(inputs(test), return_cov=True)
+    atol = tolerance(2e-3, 1e-8)
+    full = gp.predict(ours, test, full_covariance=True)
+    np.testing.assert_allclose(full.mean, mean, atol=atol)
+    np.testing.assert_allclose(full.variance, covariance, atol=atol)
+    np.testing.assert_allclose(gp.predict(ours, test).variance, np.diag(covariance), atol=atol)
+    expected = theirs.log_marginal_likelihood_value_
+    np.testing.assert_allclose(ours.log_marginal_likelihood, expected, rtol=tolerance(1e-4, 1e-10))
+
+
+def test_weight_space_equals_the_points(tolerance):
+    archs, targets = problem(150)
+    weights = gp.condition(WL(NATS), archs, targets, HYPERPARAMETERS)
+    points = gp.condition(PointsOnly(WL(NATS)), archs, targets, HYPERPARAMETERS)
+    assert weights.weight_space and not points.weight_space
+    test = NATS.sample(jax.random.key(9), 50)
+    for ours, theirs in zip(
+        gp.predict(weights, test, True), gp.predict(points, test, True), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=tolerance(1e-3, 1e-10))
+
+
+@pytest.mark.parametrize("noise", [1e-5, 1e-3])
+def test_unseen_directions_keep_the_prior_variance_in_float32(noise):
+    """Squaring the features would drown small noise in rounding, and with it what is not known."""
+    archs, targets = problem(400)
+    archs = archs.at[:, 0].set(0)  # nothing on the first edge: many features are never seen
+    posterior = gp.condition(WL(NATS), archs, targets, Hyperparameters(1.0, noise))
+    assert posterior.weight_space
+    features = np.asarray(WL(NATS).features(archs), np.float64)
+    test = NATS.sample(jax.random.key(5), 100)
+    there = np.asarray(WL(NATS).features(test), np.float64)
+    inverse = np.linalg.inv(features.T @ features + noise * np.eye(100))
+    expected = noise * np.einsum("ij,jk,ik->i", there, inverse, there)
+    np.testing.assert_allclose(gp.predict(posterior, test).variance, expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.5)])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_padding_changes_nothing(kernel, fitted, tolerance):
+    archs, targets = problem(120)
+    padded = jnp.concatenate([archs[:50], NATS.sample(jax.random.key(1), 7), archs[50:]])
+    junk = np.concatenate([targets[:50], np.full(7, np.nan), targets[50:]])
+    mask = np.concatenate([np.ones(50, bool), np.zeros(7, bool), np.ones(70, bool)])
+    act = gp.fit if fitted else functools.partial(gp.condition, hyperparameters=HYPERPARAMETERS)
+    config = {"config": FitConfig(kernel_steps=0)} if fitted else {}
+    plain, with_padding = (
+        act(kernel, archs, targets, **config),
+        act(kernel, padded, junk, mask=mask, **config),
+    )
+    assert with_padding.status == plain.status
+    test = NATS.sample(jax.random.key(9), 50)
+    rtol = tolerance(2e-3, 1e-9)
+    for ours, theirs in zip(gp.predict(with_padding, test), gp.predict(plain, test), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol / 10)
+    np.testing.assert_allclose(
+        with_padding.log_marginal_likelihood,
+        plain.log_marginal_likelihood,
+        rtol=tolerance(1e-4, 1e-10),
+    )
+
+
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 2.0)])
+def test_fit_finds_scipys_maximum(kernel, tolerance):
+    archs, _ = problem(150)
+    targets = drawn_from(kernel, archs, Hyperparameters(2.0, 0.05), seed=3)
+    posterior = gp.fit(kernel, archs, targets, config=FitConfig((1e-5, 10.0), kernel_steps=0))
+    gram = np.asarray(kernel.gram(archs), float)
+
+    def negative(log_parameters):
+        covariance = np.exp(log_parameters[0]) * gram + np.exp(log_parameters[1]) * np.eye(150)
+        _, log_determinant = np.linalg.slogdet(covariance)
+        quadratic = targets @ np.linalg.solve(covariance, targets)
+        return 0.5 * (quadratic + log_determinant + 150 * np.log(2 * np.pi))
+
+    best = minimize(negative, [0.0, -3.0], tol=1e-10)
+    rtol = tolerance(0.1, 1e-4)  # the top is flat: float32 finds its height, not quite its place
+    np.testing.assert_allclose(posterior.hyperparameters, np.exp(best.x), rtol=rtol)
+    np.testing.assert_allclose(
+        posterior.log_marginal_likelihood, -best.fun, rtol=tolerance(1e-4, 1e-9)
+    )
+    assert posterior.status == Status.OK
+
+
+def test_fitted_noise_recovers_a_known_one():
+    """With the sign of the log-determinant wrong, the noise would run to a bound."""
+    kernel, config = WL(NATS), FitConfig(noise_bounds=(1e-5, 10.0))
+    archs, _ = problem(300)
+    for noise in (0.003, 0.03, 0.3):
+        truth = Hyperparameters(1.5, noise)
+        targets = np.stack([drawn_from(kernel, archs, truth, seed) for seed in range(20)])
+        fitted = jax.vmap(lambda y: gp.fit(kernel, archs, y, config=config).hyperparameters)(
+            targets
+        )
+        errors = np.log(np.asarray(fitted.noise) / noise)
+        assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(20) + 0.02
+        assert errors.std() < 0.3
+
+
+def test_scaling_the_targets_scales_the_fit(tolerance):
+    archs, targets = problem(60)
+    one, thousand = (gp.fit(WL(NATS), archs, scale * targets) for scale in (1.0, 1000.0))
+    for ours, theirs in zip(one.hyperparameters, thousand.hyperparameters, strict=True):
+        np.testing.assert_allclose(1e6 * ours, theirs, rtol=tolerance(1e-3, 1e-9))
+
+
+def test_noise_stays_within_its_bounds_and_says_so():
+    archs, targets = problem(150)  # pure noise
+    posterior = gp.fit(WL(NATS), archs, targets, config=FitConfig(noise_bounds=(1e-4, 1e-2)))
+    amplitude, noise = posterior.hyperparameters
+    np.testing.assert_allclose(noise / amplitude, 1e-2, rtol=1e-3)
+    assert Status(int(posterior.status)) == Status.AT_BOUND
+
+
+def test_length_scales_tell_what_matters():
+    """A function of the row alone: the length scale of the column grows, of the row does not."""
+    archs = enumerate_space(GRID)
+    targets = jnp.sin(5 * GRID.coordinates(archs)[:, 0])
+    start = RBF(GRID, np.array([1.0, 1.0]))
+    posterior = gp.fit(start, archs, targets)
+    row, column = np.asarray(posterior.kernel.length_scales)
+    assert row < 1 < 10 < column
+    unfitted = gp.fit(start, archs, targets, config=FitConfig(kernel_steps=0))
+    assert posterior.log_marginal_likelihood > unfitted.log_marginal_likelihood + 10
+
+
+def test_layer_weights_are_fitted_to_a_maximum(tolerance):
+    archs, _ = problem(150)
+    truth = WL(NATS, layer_weights=np.array([1.0, 0.2]))
+    targets = drawn_from(truth, archs, Hyperparameters(1.0, 0.01), seed=0)
+    start = WL(NATS, layer_weights=np.ones(2))
+    posterior = gp.fit(start, archs, targets)
+
+    def evidence(ratio):
+        kernel = WL(NATS, layer_weights=jnp.array([1.0, ratio]))
+        return gp.fit(
+            kernel, archs, targets, config=FitConfig(kernel_steps=0)
+        ).log_marginal_likelihood
+
+    best = max(float(evidence(ratio)) for ratio in np.geomspace(0.05, 5.0, 25))
+    assert posterior.log_marginal_likelihood > best - 0.02
+    assert posterior.log_marginal_likelihood > evidence(1.0) + 1
+
+
+@pytest.mark.parametrize("n", [40, 150])
+def test_marginal_likelihood_is_differentiable(n, precision):
+    archs, targets = problem(n)
+    archs = archs.at[1].set(archs[0])  # a duplicate
+
+    def evidence(log_parameters):
+        weights, amplitude, noise = jnp.split(jnp.exp(log_parameters), [2, 3])
+        return gp.condition(
+            WL(NATS, layer_weights=weights), archs, targets, Hyperparameters(amplitude[0], noise[0])
+        ).log_marginal_likelihood
+
+    at = jnp.array([0.1, -0.2, 0.3, -3.0])
+    gradient = jax.grad(evidence)(at)
+    assert jnp.isfinite(gradient).all()
+    if precision == "float64":
+        for i, unit in enumerate(jnp.eye(4)):
+            numerical = (evidence(at + 1e-5 * unit) - evidence(at - 1e-5 * unit)) / 2e-5
+            np.testing.assert_allclose(gradient[i], numerical, rtol=1e-6)
+
+
+def assert_finite(posterior, archs):
+    for value in jax.tree.leaves((posterior.hyperparameters, gp.predict(posterior, archs))):
+        assert jnp.isfinite(value).all()
+    assert jnp.isfinite(posterior.log_marginal_likelihood)
+    assert (gp.predict(posterior, archs).variance >= 0).all()
+
+
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0), PointsOnly(WL(NATS))])
+@pytest.mark.parametrize(
+    "case", ["duplicates", "one point", "zeros", "huge", "tiny", "no points", "contradiction"]
+)
+def test_degenerate_designs_stay_finite(kernel, case):
+    archs, targets = problem(150)
+    mask = jnp.ones(150, bool)
+    if case == "duplicates":
+        archs = jnp.tile(archs[:5], (30, 1))
+        targets = np.tile(targets[:5], 30)
+    elif case == "one point":
+        archs, targets, mask = archs[:1], targets[:1], mask[:1]
+    elif case == "zeros":
+        targets = np.zeros(150)
+    elif case in ("huge", "tiny"):
+        targets = targets * (1e12 if case == "huge" else 1e-12)
+    elif case == "no points":
+        mask = jnp.zeros(150, bool)
+    elif case == "contradiction":
+        archs = jnp.tile(archs[:1], (150, 1))
+    posterior = gp.fit(kernel, archs, targets, mask, FitConfig(kernel_steps=5))
+    assert_finite(posterior, enumerate_space(NATS)[::500])
+    if case == "no points":
+        assert Status(int(posterior.status)) & Status.EMPTY
+        prediction = gp.predict(posterior, archs)
+        np.testing.assert_allclose(prediction.mean, 0)
+        np.testing.assert_allclose(prediction.variance, 1, rtol=1e-5)
+    if case == "zeros":
+        assert Status(int(posterior.status)) & Status.AT_BOUND
+
+
+@pytest.mark.parametrize("kernel", [PointsOnly(WL(NATS)), WL(NATS)])
+def test_vanishing_noise_on_duplicates_is_reported(kernel, precision):
+    archs = jnp.tile(problem(30)[0], (5, 1))
+    targets = np.tile(problem(30)[1], 5)
+    posterior = gp.condition(kernel, archs, targets, Hyperparameters(1.0, 1e-30))
+    assert_finite(posterior, archs)
+    assert Status(int(posterior.status)) == Status.JITTERED
+    np.testing.assert_allclose(gp.predict(posterior, archs[:5]).mean, targets[:5], atol=0.05)
+
+
+def test_traced_nan_is_left_out_and_reported(tolerance):
+    archs, targets = problem(30)
+    broken = np.where(np.arange(30) == 7, np.nan, targets)
+    posterior = jax.jit(lambda y: gp.condition(WL(NATS), archs, y, HYPERPARAMETERS))(broken)
+    assert Status(int(posterior.status)) == Status.MASKED_TARGETS
+    kept = np.arange(30) != 7
+    without = gp.condition(WL(NATS), archs[kept], targets[kept], HYPERPARAMETERS)
+    test = archs[7:8]
+    np.testing.assert_allclose(
+        gp.predict(posterior, test).mean,
+        gp.predict(without, test).mean,
+        atol=tolerance(1e-4, 1e-10),
+    )
+
+
+def test_fantasies_keep_the_mean_and_shrink_the_variance(tolerance):
+    kernel = Polynomial()
+    archs = enumerate_space(GRID)
+    posterior = gp.condition(kernel, archs[:4], np.arange(4.0), Hyperparameters(1.0, 0.01))
+    after = gp.fantasise(posterior, archs[20:23], np.array([True, True, False]))
+    before, now = gp.predict(posterior, archs), gp.predict(after, archs)
+    np.testing.assert_allclose(now.mean, before.mean, atol=tolerance(1e-3, 1e-10))
+    assert (now.variance <= before.variance + 1e-5).all()
+    assert (now.variance[20:22] < 0.011).all()
+    direct = gp.condition(
+        kernel,
+        jnp.concatenate([archs[:4], archs[20:22]]),
+        jnp.concatenate([jnp.arange(4.0), before.mean[20:22]]),
+        Hyperparameters(1.0, 0.01),
+    )
+    np.testing.assert_allclose(
+        now.variance, gp.predict(direct, archs).variance, atol=tolerance(1e-4, 1e-10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"targets": np.array([1.0, np.nan, 3.0])}, "targets holds nan at index 1"),
+        ({"targets": np.array([1.0, np.inf, 3.0])}, "targets holds inf at index 1"),
+        ({"targets": np.ones(4)}, r"targets has shape \(4,\); it must have shape \(3\)"),
+        ({"targets": np.ones((3, 1))}, r"targets has shape \(3, 1\)"),
+        ({"archs": np.zeros(6, int)}, r"architectures have shape \(6,\)"),
+        ({"archs": np.zeros((3, 5), int)}, "last axis must have length 6"),
+        ({"archs": np.full((3, 6), 9)}, "is 9; it must be from 0 to 4"),
+        ({"mask": np.ones(2, bool)}, r"mask has shape \(2,\)"),
+        ({"mask": np.ones(3)}, "mask has type .* bool"),
+        ({"hyperparameters": Hyperparameters(-1.0, 0.1)}, "amplitude is -1.* positive"),
+        ({"hyperparameters": Hyperparameters(1.0, np.nan)}, "noise is nan"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_compiled(change, says, compilations):
+    arguments = {
+        "kernel": WL(NATS),
+        "archs": np.zeros((3, 6), np.int32),
+        "targets": np.ones(3),
+        "hyperparameters": HYPERPARAMETERS,
+    }
+    compilations()
+    with pytest.raises(BQNESError, match=says):
+        gp.condition(**(arguments | change))
+    assert compilations() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"noise_bounds": (0.0, 1.0)}, r"noise_bounds is \(0.0, 1.0\)"),
+        ({"noise_bounds": (1.0, 0.1)}, "noise_bounds"),
+        ({"kernel_steps": -1}, "kernel_steps is -1"),
+    ],
+)
+def test_bad_configuration_is_refused(options, says):
+    with pytest.raises(BQNESError, match=says):
+        FitConfig(**options)
+
+
+def test_configuration_and_posterior_are_immutable():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FitConfig().kernel_steps = 3

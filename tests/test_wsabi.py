@@ -1,0 +1,166 @@
+"""Surrogates of the likelihood against their definitions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF, WL
+from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.surrogates import Hyperparameters, Prediction, WarpConfig, gp, predict, wsabi
+from bqnes_jax.surrogates.wsabi import unwarp, warp_likelihoods
+from bqnes_jax.types import Status
+from tests.toy import GRID
+
+HYPERPARAMETERS = Hyperparameters(0.8, 0.02)
+
+
+def surface(n, seed=0, span=800.0):
+    """Summed log-likelihoods that spread over `span` nats."""
+    rng = np.random.default_rng(seed)
+    return NATS.sample(jax.random.key(seed), n), -4000 - span * rng.random(n)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 128.0])
+def test_targets_are_the_square_root_of_the_tempered_likelihood(temperature, tolerance):
+    _, log_likelihoods = surface(20, span=200.0 if temperature > 1 else 5.0)
+    config = WarpConfig(temperature=temperature)
+    warped = warp_likelihoods(jnp.asarray(log_likelihoods), jnp.ones(20, bool), config)
+    tempered = log_likelihoods / temperature
+    likelihoods = np.exp(tempered - tempered.max())
+    beta = 0.8 * likelihoods.min()
+    np.testing.assert_allclose(warped.offset, beta, rtol=tolerance(1e-3, 1e-12))
+    np.testing.assert_allclose(
+        warped.targets, np.sqrt(2 * (likelihoods - beta)), rtol=tolerance(1e-3, 1e-12)
+    )
+    np.testing.assert_allclose(warped.log_scale, tempered.max(), rtol=tolerance(1e-6, 1e-14))
+
+
+def test_128_is_the_default_temperature():
+    assert WarpConfig().temperature == wsabi.TEMPERATURE == 128
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.5)])
+def test_moments_equal_their_definition(warp, kernel, tolerance):
+    archs, log_likelihoods = surface(120)
+    config = WarpConfig(warp=warp)
+    model = wsabi.condition(kernel, archs, log_likelihoods, HYPERPARAMETERS, config=config)
+    test = NATS.sample(jax.random.key(1), 30)
+    latent = gp.predict(model.latent, test, full_covariance=True)
+    mu, sigma = np.asarray(latent.mean), np.asarray(latent.variance)
+    beta = float(model.offset)
+    if warp == "linear":
+        mean, covariance = beta + mu**2 / 2, np.outer(mu, mu) * sigma
+    elif warp == "moment":
+        mean = beta + (mu**2 + np.diag(sigma)) / 2
+        covariance = np.outer(mu, mu) * sigma + sigma**2 / 2
+    else:
+        mean, covariance = mu, sigma
+    full = predict(model, test, full_covariance=True)
+    np.testing.assert_allclose(full.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(full.variance, covariance, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        predict(model, test).variance, np.diag(covariance), rtol=tolerance(1e-3, 1e-8), atol=1e-6
+    )
+
+
+def test_moment_matching_is_that_of_the_warped_gaussian():
+    """Mean and covariance of β + g²/2 for a Gaussian g, by sampling it."""
+    mean = jnp.array([0.7, -0.4])
+    covariance = jnp.array([[0.5, 0.2], [0.2, 0.3]])
+    archs, log_likelihoods = surface(5)
+    config = WarpConfig(warp="moment")
+    model = wsabi.condition(WL(NATS), archs, log_likelihoods, HYPERPARAMETERS, config=config)
+    exact = unwarp(model, Prediction(mean, covariance))
+    rng = np.random.default_rng(0)
+    draws = model.offset + rng.multivariate_normal(mean, covariance, 400_000) ** 2 / 2
+    np.testing.assert_allclose(exact.mean, draws.mean(0), atol=0.005)
+    np.testing.assert_allclose(exact.variance, np.cov(draws.T), atol=0.01)
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
+    archs, log_likelihoods = surface(60)
+    config = WarpConfig(warp=warp)
+    here, there = (
+        wsabi.fit(WL(NATS), archs, log_likelihoods + shift, config=config) for shift in (0, 12_800)
+    )
+    np.testing.assert_allclose(there.log_scale - here.log_scale, 100, rtol=1e-5)
+    for ours, theirs in zip(predict(here, archs), predict(there, archs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance(0.05, 1e-8), atol=1e-4)
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
+def test_duplicates_500_nats_apart_stay_finite(warp, kernel):
+    """500 nats after tempering: all but the best underflow in float32."""
+    archs, _ = surface(150)
+    archs = jnp.tile(archs[:30], (5, 1))
+    log_likelihoods = -128 * 500 * np.random.default_rng(0).random(150)
+    model = wsabi.fit(kernel, archs, log_likelihoods, config=WarpConfig(warp=warp))
+    prediction = predict(model, enumerate_space(NATS)[::100])
+    for value in jax.tree.leaves((model.latent.hyperparameters, model.offset, prediction)):
+        assert jnp.isfinite(value).all()
+    assert (prediction.variance >= 0).all()
+
+
+def test_gradient_is_finite_where_the_likelihood_vanishes():
+    log_likelihoods = jnp.array([0.0, -50.0, -500.0]) * 128
+    total = jax.grad(
+        lambda x: jnp.sum(warp_likelihoods(x, jnp.ones(3, bool), WarpConfig()).targets)
+    )(log_likelihoods)
+    assert jnp.isfinite(total).all()
+
+
+def test_padding_and_failed_trainings(tolerance):
+    archs, log_likelihoods = surface(40)
+    mask = np.arange(40) < 30
+    padded = wsabi.condition(
+        WL(NATS), archs, np.where(mask, log_likelihoods, np.nan), HYPERPARAMETERS, mask
+    )
+    plain = wsabi.condition(WL(NATS), archs[:30], log_likelihoods[:30], HYPERPARAMETERS)
+    traced = jax.jit(lambda y: wsabi.condition(WL(NATS), archs, y, HYPERPARAMETERS))(
+        jnp.where(mask, log_likelihoods, jnp.nan)
+    )
+    assert Status(int(traced.status)) == Status.MASKED_TARGETS
+    for model in (padded, traced):
+        np.testing.assert_allclose(model.offset, plain.offset, rtol=1e-5)
+        for ours, theirs in zip(predict(model, archs), predict(plain, archs), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=tolerance(1e-4, 1e-10))
+
+
+def test_nothing_observed_is_the_prior():
+    archs, log_likelihoods = surface(5)
+    model = wsabi.fit(WL(NATS), archs, log_likelihoods, mask=np.zeros(5, bool))
+    assert Status(int(model.status)) & Status.EMPTY
+    assert jnp.isfinite(predict(model, archs).mean).all()
+    assert model.log_scale == 0
+
+
+def test_prediction_follows_the_likelihood():
+    """On a grid with a smooth likelihood the surrogate finds it again between the points."""
+    archs = enumerate_space(GRID)
+    log_likelihoods = -128 * 3 * jnp.sum((GRID.coordinates(archs) - 0.4) ** 2, axis=1)
+    model = wsabi.fit(RBF(GRID, np.array([0.5, 0.5])), archs[::2], log_likelihoods[::2])
+    truth = jnp.exp(log_likelihoods / 128 - model.log_scale)
+    np.testing.assert_allclose(predict(model, archs).mean, truth, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: WarpConfig(warp="log"), "warp is 'log'; allowed are 'linear', 'moment', 'none'"),
+        (lambda: WarpConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
+        (lambda: WarpConfig(floor=1.0), "floor is 1.0; it must be at least 0 and below 1"),
+        (
+            lambda: wsabi.fit(WL(NATS), np.zeros((2, 6), int), np.array([0.0, np.nan])),
+            "log_likelihoods holds nan at index 1",
+        ),
+        (lambda: predict(3, np.zeros((2, 6), int)), "int is not a surrogate"),
+    ],
+)
+def test_bad_input_is_refused(make, says):
+    with pytest.raises(BQNESError, match=says):
+        make()
