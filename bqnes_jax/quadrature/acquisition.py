@@ -1,0 +1,174 @@
+"""Where to look next: scores of candidates, and the best q of a pool.
+
+An acquisition function maps a prediction at m architectures and their log prior to m scores, the
+larger the better. Parameters of its own are bound with `jax.tree_util.Partial`, which keeps them
+arrays: `Partial(log_expected_improvement, best=2.5)`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import log_ndtr
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from bqnes_jax.errors import BQNESError, check_shape, check_whole
+from bqnes_jax.surrogates import Posterior, Prediction, fantasise, predict
+from bqnes_jax.types import Status, flag
+
+Acquisition = Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]]
+
+
+def uncertainty_sampling(
+    prediction: Prediction, log_prior: Float[Array, " m"]
+) -> Float[Array, " m"]:
+    """Return log(variance · π²): where the integrand is most uncertain.
+
+    Under WSABI-L the variance is Σ(α, α) μ(α)², so this is the logarithm of the published
+    a_US(α) = Σ(α, α) μ(α)² π(α)².
+    """
+    return jnp.log(prediction.variance) + 2 * log_prior
+
+
+def upper_confidence_bound(
+    prediction: Prediction, log_prior: Float[Array, " m"], weight: ArrayLike = 2.0
+) -> Float[Array, " m"]:
+    """Return mean + weight · standard deviation; the prior plays no part."""
+    return prediction.mean + weight * jnp.sqrt(prediction.variance)
+
+
+def log_expected_improvement(
+    prediction: Prediction, log_prior: Float[Array, " m"], best: ArrayLike
+) -> Float[Array, " m"]:
+    """Return log E[max(f − best, 0)] = log σ + log h(z), z = (mean − best)/σ; no prior.
+
+    h(z) = φ(z) + z Φ(z) vanishes in float32 from z ≈ −14 on; its logarithm does not.
+    """
+    mean, variance = prediction
+    certain = variance <= 0
+    sd = jnp.sqrt(jnp.where(certain, 1, variance))
+    gain = mean - best
+    # A known value improves by just what it is above the best.
+    known = jnp.log(jnp.maximum(gain, 0))
+    return jnp.where(certain, known, jnp.log(sd) + _log_h(jnp.where(certain, 0, gain / sd)))
+
+
+class Proposal(NamedTuple):
+    """The q best of a pool, best first; a score of −inf marks a slot that could not be filled."""
+
+    indices: Int32[Array, " q"]
+    archs: Int[Array, "q length"]
+    scores: Float[Array, " q"]
+    status: Int32[Array, ""]
+
+
+def propose(
+    surrogate,
+    pool: ArrayLike,
+    acquisition: Acquisition = uncertainty_sampling,
+    q: int = 1,
+    log_prior: ArrayLike | None = None,
+    eligible: ArrayLike | None = None,
+    distinct: bool = False,
+) -> Proposal:
+    """Choose the q architectures of a pool [m, length] with the largest scores.
+
+    What the surrogate was conditioned on is never proposed, nor where `eligible` [m] is false; with
+    `distinct`, neither is what has the same features as a point observed or chosen before (which
+    the surrogate cannot tell from it). After each choice the surrogate is conditioned on its own
+    mean there, so that the q choices differ. To search a whole space pass `enumerate_space(space)`.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS, enumerate_space
+        >>> from bqnes_jax.surrogates import wsabi
+        >>> archs = NATS.sample(jax.random.key(0), 10)
+        >>> model = wsabi.fit(WL(NATS), archs, -500.0 * jnp.sum(archs != 3, axis=1))
+        >>> propose(model, enumerate_space(NATS), q=4).archs.shape
+        (4, 6)
+    """
+    pool = jnp.asarray(pool)
+    if pool.ndim != 2 or pool.shape[0] == 0:
+        raise BQNESError(f"pool has shape {pool.shape}; it must be (m, length) with m at least 1.")
+    check_whole("q", q, 1, pool.shape[0])
+    log_prior = jnp.zeros(pool.shape[0]) if log_prior is None else jnp.asarray(log_prior, float)
+    eligible = jnp.ones(pool.shape[0], bool) if eligible is None else jnp.asarray(eligible)
+    check_shape("log_prior", log_prior, (pool.shape[0],))
+    check_shape("eligible", eligible, (pool.shape[0],))
+    bound = acquisition if isinstance(acquisition, Partial) else Partial(acquisition)
+    return _propose(surrogate, pool, bound, log_prior, eligible, q, distinct)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def _propose(
+    surrogate,
+    pool: Int[Array, "m length"],
+    acquisition: Partial,
+    log_prior: Float[Array, " m"],
+    eligible: Bool[Array, " m"],
+    q: int,
+    distinct: bool,
+) -> Proposal:
+    posterior = _latent(surrogate)
+    described = posterior.kernel.features if distinct else (lambda archs: archs)
+    views = described(pool)
+    observed = posterior.design
+    taken = _is_among(views, described(observed.archs), observed.mask)
+
+    def choose(carry, slot):
+        chosen, filled, eligible = carry
+        current = surrogate if q == 1 else fantasise(surrogate, chosen, filled)
+        scores = acquisition(predict(current, pool), log_prior)
+        scores = jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
+        best = jnp.argmax(scores).astype(jnp.int32)
+        eligible &= ~jnp.all(views == views[best], axis=1)
+        carry = chosen.at[slot].set(pool[best]), filled.at[slot].set(True), eligible
+        return carry, (best, scores[best])
+
+    start = (jnp.zeros((q, pool.shape[1]), pool.dtype), jnp.zeros(q, bool), eligible & ~taken)
+    (chosen, _, _), (indices, scores) = lax.scan(choose, start, jnp.arange(q))
+    return Proposal(indices, chosen, scores, flag(jnp.any(scores == -jnp.inf), Status.EMPTY))
+
+
+def _latent(surrogate) -> Posterior:
+    return surrogate if isinstance(surrogate, Posterior) else surrogate.latent
+
+
+def _is_among(rows: Array, others: Array, mask: Bool[Array, " n"]) -> Bool[Array, " m"]:
+    """Tell which rows [m, d] equal one of the unmasked others [n, d], without an m×n×d array."""
+
+    def compare(found, other):
+        row, counts = other
+        return found | (counts & jnp.all(rows == row, axis=1)), None
+
+    return lax.scan(compare, jnp.zeros(rows.shape[0], bool), (others, mask))[0]
+
+
+def _log_h(z: Float[Array, " m"]) -> Float[Array, " m"]:
+    """Return log(φ(z) + z Φ(z)) for any z.
+
+    Below −1, h(z) = φ(z)·(1 + z·Φ(z)/φ(z)), whose bracket is 1/z² − 3/z⁴ + … and cancels: far out
+    the series replaces it. Each branch sees only arguments at which it and its gradient are finite.
+    """
+    far = -10.0 if z.dtype == jnp.float32 else -20.0
+    near, left = jnp.maximum(z, -1), jnp.clip(z, far, -1)
+    near_value = jnp.log(_density(near) + near * jnp.exp(log_ndtr(near)))
+    ratio = jnp.exp(log_ndtr(left) - _log_density(left))
+    left_value = _log_density(left) + jnp.log1p(left * ratio)
+    inverse = 1 / jnp.minimum(z, far) ** 2
+    series = functools.reduce(lambda s, c: c - inverse * s, (10395, 945, 105, 15, 3))
+    far_value = _log_density(z) + jnp.log(inverse) + jnp.log1p(-inverse * series)
+    return jnp.where(z > -1, near_value, jnp.where(z > far, left_value, far_value))
+
+
+def _log_density(z: Array) -> Array:
+    return -0.5 * (z**2 + jnp.log(2 * jnp.pi))
+
+
+def _density(z: Array) -> Array:
+    return jnp.exp(_log_density(z))

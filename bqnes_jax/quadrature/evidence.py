@@ -1,0 +1,193 @@
+"""What it all adds up to: the evidence Z = Σ_α π(α) ℓ(α) under a surrogate of the likelihood.
+
+    WSABI-L:   E[Z] = β + ½ Σ π μ²          Var[Z] = ΣΣ π π' μ Σ μ'
+    WSABI-M:   E[Z] = β + ½ Σ π (μ² + Σ)    Var[Z] = ΣΣ π π' (μ Σ μ' + ½ Σ²)
+    plain GP:  E[Z] = Σ π μ                 Var[Z] = ΣΣ π π' Σ
+
+The sums run over the whole space, or over draws from the prior (Monte Carlo kernel means).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Int32
+
+from bqnes_jax.errors import BQNESError, check_finite, check_positive, check_shape, check_whole
+from bqnes_jax.kernels.base import matmul
+from bqnes_jax.spaces.base import EnumerableSpace, Space, enumerate_space
+from bqnes_jax.surrogates import TEMPERATURE, LikelihoodModel, Posterior, gp, wsabi
+from bqnes_jax.surrogates.solve import masked_features
+from bqnes_jax.types import PRNGKey, Status, flag
+
+_ROWS = 512  # of the covariance held in memory at a time
+
+
+class Evidence(NamedTuple):
+    """log Ẑ of the tempered likelihood, and how sure of it we are.
+
+    `posterior_sd` is the surrogate's standard deviation of Z, `sampling_sd` the Monte Carlo error
+    of its mean (zero where the sum is exact); both relative to Ẑ, so to first order those of log Ẑ.
+    A mean that is not positive has `log_evidence` −inf, infinite errors and Status.NEGATIVE.
+    """
+
+    log_evidence: Float[Array, ""]
+    posterior_sd: Float[Array, ""]
+    sampling_sd: Float[Array, ""]
+    status: Int32[Array, ""]
+
+
+def exact_evidence(
+    model: LikelihoodModel, space: EnumerableSpace, log_prior: ArrayLike | None = None
+) -> Evidence:
+    """Sum over every architecture of a space; `log_prior` [size] is uniform unless given.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS
+        >>> archs = NATS.sample(jax.random.key(0), 120)
+        >>> model = wsabi.fit(WL(NATS), archs, -500.0 * jnp.sum(archs != 3, axis=1))
+        >>> exact_evidence(model, NATS).sampling_sd.item()
+        0.0
+    """
+    archs = enumerate_space(space)
+    if log_prior is None:
+        log_prior = jnp.zeros(archs.shape[0])
+    log_prior = jnp.asarray(log_prior, float)
+    check_shape("log_prior", log_prior, (archs.shape[0],))
+    return _evidence(model, archs, jax.nn.softmax(log_prior), sampled=False)
+
+
+def sampled_evidence(
+    key: PRNGKey, model: LikelihoodModel, space: Space, samples: int = 2048
+) -> Evidence:
+    """Average over draws from the prior; the error shrinks as samples^-½."""
+    check_whole("samples", samples, 2)
+    archs = space.sample(key, samples)
+    return _evidence(model, archs, jnp.full(samples, 1 / samples), sampled=True)
+
+
+def log_posterior(
+    log_likelihoods: ArrayLike,
+    log_prior: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    temperature: ArrayLike = TEMPERATURE,
+) -> Float[Array, " n"]:
+    """Return the log posterior probability of n candidates: log p(D|α)/T + log p(α), normalised.
+
+    Candidates with a false mask, or whose likelihood is NaN, have −inf (all, if none is left).
+
+    Example:
+        >>> jnp.exp(log_posterior(jnp.array([-5e4, -5e4, -9e4]))).round(3).tolist()
+        [0.5, 0.5, 0.0]
+    """
+    log_likelihoods = jnp.asarray(log_likelihoods, float)
+    check_shape("log_likelihoods", log_likelihoods, (None,))
+    check_positive("temperature", temperature)
+    scores = log_likelihoods / temperature
+    if log_prior is not None:
+        log_prior = jnp.asarray(log_prior, float)
+        check_shape("log_prior", log_prior, scores.shape)
+        scores = scores + log_prior
+    usable = ~jnp.isnan(scores)
+    if mask is not None:
+        check_shape("mask", jnp.asarray(mask), scores.shape)
+        usable &= jnp.asarray(mask)
+    scores = jnp.where(usable, scores, -jnp.inf)
+    total = jax.nn.logsumexp(scores)
+    return scores - jnp.where(jnp.isfinite(total), total, 0)
+
+
+def quadrature_weights(
+    model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike
+) -> Float[Array, " n"]:
+    """Return w with E[Z] = Σ w_n ℓ_n under the plain GP, ℓ_n its n (padded) targets.
+
+    w = (K + ρI)⁻¹ Σ_α π(α) k(A, α); the sum runs over `archs` [m, length] with `weights` [m].
+    """
+    if model.warp != "none":
+        raise BQNESError(
+            f"warp is {model.warp!r}; only the plain GP (warp='none') is linear in the likelihoods."
+        )
+    archs, weights = jnp.asarray(archs), jnp.asarray(weights, float)
+    check_shape("weights", weights, archs.shape[:1])
+    check_finite("weights", weights)
+    return _quadrature_weights(model.latent, archs, weights)
+
+
+@functools.partial(jax.jit, static_argnames="sampled")
+def _evidence(
+    model: LikelihoodModel,
+    archs: Int[Array, "m length"],
+    weights: Float[Array, " m"],
+    sampled: bool,
+) -> Evidence:
+    latent = gp.predict(model.latent, archs)
+    values = wsabi.unwarp(model, latent).mean
+    mean = jnp.sum(weights * values)
+    spread = jnp.sum(weights * (values - mean) ** 2)
+    sampling_variance = spread / (len(weights) - 1) if sampled else jnp.zeros_like(mean)
+
+    tilt = weights if model.warp == "none" else weights * latent.mean
+    variance = _double_sum(model.latent, archs, tilt)
+    if model.warp == "moment":
+        variance += _double_sum(model.latent, archs, weights, squared=True) / 2
+
+    positive = mean > 0
+    safe = jnp.where(positive, mean, 1)
+
+    def relative(variance: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.where(positive, jnp.sqrt(jnp.maximum(variance, 0)) / safe, jnp.inf)
+
+    return Evidence(
+        log_evidence=jnp.where(positive, model.log_scale + jnp.log(safe), -jnp.inf),
+        posterior_sd=relative(variance),
+        sampling_sd=relative(sampling_variance),
+        status=model.status | flag(~positive, Status.NEGATIVE),
+    )
+
+
+def _double_sum(
+    posterior: Posterior,
+    archs: Int[Array, "m length"],
+    weights: Float[Array, " m"],
+    squared: bool = False,
+) -> Float[Array, ""]:
+    """Return Σ_i Σ_j w_i w_j Σ_ij, or with Σ_ij², Σ the posterior covariance."""
+    half = matmul(gp.posterior_basis(posterior, archs), posterior.factor)
+    if posterior.weight_space:
+        if squared:
+            return jnp.sum(matmul(half.T * weights, half) ** 2)
+        return jnp.sum(matmul(half.T, weights) ** 2)
+
+    rows = min(_ROWS, len(weights))
+    blocks = -(-len(weights) // rows)
+    padding = blocks * rows - len(weights)
+
+    def blocked(array: Array) -> Array:
+        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, widths).reshape(blocks, rows, *array.shape[1:])
+
+    def block(part: tuple[Array, Array, Array]) -> Float[Array, ""]:
+        some_archs, some_half, some_weights = part
+        prior = posterior.hyperparameters.amplitude * posterior.kernel.cross(some_archs, archs)
+        covariance = prior - matmul(some_half, half.T)
+        return some_weights @ matmul(covariance**2 if squared else covariance, weights)
+
+    return jnp.sum(lax.map(block, (blocked(archs), blocked(half), blocked(weights))))
+
+
+@jax.jit
+def _quadrature_weights(
+    posterior: Posterior, archs: Int[Array, "m length"], weights: Float[Array, " m"]
+) -> Float[Array, " n"]:
+    kernel_mean = matmul(gp.posterior_basis(posterior, archs).T, weights)
+    solved = matmul(posterior.factor, matmul(posterior.factor.T, kernel_mean))
+    if not posterior.weight_space:  # factor·factorᵀ = a (K + ρI)⁻¹
+        return solved / posterior.hyperparameters.amplitude
+    # Push-through: (K + ρI)⁻¹Ψ = Ψ(ΨᵀΨ + ρI)⁻¹, and factor·factorᵀ = σ² (ΨᵀΨ + ρI)⁻¹.
+    features = masked_features(posterior.kernel, posterior.design)
+    return matmul(features, solved) / posterior.hyperparameters.noise

@@ -1,0 +1,203 @@
+"""The evidence against brute-force sums on a small space."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF, WL
+from bqnes_jax.quadrature import (
+    exact_evidence,
+    log_posterior,
+    quadrature_weights,
+    sampled_evidence,
+)
+from bqnes_jax.quadrature.evidence import _double_sum
+from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.surrogates import Hyperparameters, WarpConfig, gp, predict, wsabi
+from bqnes_jax.types import Status
+from tests.toy import GRID, Polynomial
+
+KERNELS = [RBF(GRID, 0.3), Polynomial()]  # by points, and in weight space
+ARCHS = enumerate_space(GRID)
+
+
+def log_likelihood(archs):
+    return -128 * 4 * np.sum((np.asarray(GRID.coordinates(archs)) - 0.4) ** 2, axis=1)
+
+
+def model_of(kernel, warp, n=15, **options):
+    archs = ARCHS[np.random.default_rng(0).permutation(36)[:n]]
+    config = WarpConfig(warp=warp, **options)
+    hyperparameters = Hyperparameters(0.8, 0.01)
+    return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("uniform", [True, False])
+def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
+    """Σ π m and ΣΣ π π' k, term by term, from the moments of the latent process."""
+    model = model_of(kernel, warp)
+    assert model.latent.weight_space == isinstance(kernel, Polynomial)
+    prior = np.ones(36) / 36 if uniform else np.random.default_rng(1).dirichlet(np.ones(36))
+    latent = gp.predict(model.latent, ARCHS, full_covariance=True)
+    mu, sigma = (np.asarray(moment, np.float64) for moment in latent)
+    mean = variance = 0.0
+    for i in range(36):
+        term = {
+            "linear": float(model.offset) + mu[i] ** 2 / 2,
+            "moment": float(model.offset) + (mu[i] ** 2 + sigma[i, i]) / 2,
+            "none": mu[i],
+        }
+        mean += prior[i] * term[warp]
+        for j in range(36):
+            term = {
+                "linear": mu[i] * sigma[i, j] * mu[j],
+                "moment": mu[i] * sigma[i, j] * mu[j] + sigma[i, j] ** 2 / 2,
+                "none": sigma[i, j],
+            }
+            variance += prior[i] * prior[j] * term[warp]
+    ours = exact_evidence(model, GRID, None if uniform else np.log(prior))
+    scale = float(model.log_scale)
+    np.testing.assert_allclose(ours.log_evidence, scale + np.log(mean), atol=tolerance(1e-5, 1e-10))
+    np.testing.assert_allclose(
+        ours.posterior_sd, np.sqrt(variance) / mean, rtol=tolerance(2e-3, 1e-6)
+    )
+    assert ours.sampling_sd == 0
+    assert ours.status == Status.OK
+
+
+@pytest.mark.parametrize("warp", ["linear", "none"])
+def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
+    archs, hyperparameters = ARCHS, Hyperparameters(1.0, 1e-5)
+    model = wsabi.condition(
+        RBF(GRID, 0.25), archs, log_likelihood(archs), hyperparameters, config=WarpConfig(warp=warp)
+    )
+    expected = np.log(np.mean(np.exp(log_likelihood(archs) / 128)))
+    np.testing.assert_allclose(exact_evidence(model, GRID).log_evidence, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("squared", [False, True])
+def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, tolerance):
+    posterior = model_of(kernel, "linear").latent
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=36))
+    sigma = gp.predict(posterior, ARCHS, full_covariance=True).variance
+    expected = weights @ (sigma**2 if squared else sigma) @ weights
+    for rows in (1, 5, 36, 512):
+        monkeypatch.setattr("bqnes_jax.quadrature.evidence._ROWS", rows)
+        ours = _double_sum(posterior, ARCHS, weights, squared)
+        np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
+    model = model_of(kernel, warp)
+    exact = exact_evidence(model, GRID)
+    errors = []
+    for samples in (64, 1024):
+        keys = jax.random.split(jax.random.key(0), 200)
+        draws = jax.vmap(lambda key, s=samples: sampled_evidence(key, model, GRID, s))(keys)
+        relative = np.expm1(np.asarray(draws.log_evidence) - float(exact.log_evidence))
+        errors.append(np.sqrt(np.mean(relative**2)))
+        # the reported error is the real one, and what the mean does not show is not there
+        np.testing.assert_allclose(np.mean(draws.sampling_sd), errors[-1], rtol=0.2)
+        assert abs(relative.mean()) < 4 * errors[-1] / np.sqrt(200)
+    slope = np.log(errors[1] / errors[0]) / np.log(1024 / 64)
+    assert -0.6 < slope < -0.4
+    np.testing.assert_allclose(np.mean(draws.posterior_sd), exact.posterior_sd, rtol=0.05)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_quadrature_weights_give_the_mean(kernel, tolerance):
+    model = model_of(kernel, "none")
+    weights = quadrature_weights(model, ARCHS, np.full(36, 1 / 36))
+    estimate = jnp.sum(weights * model.latent.design.targets)
+    expected = jnp.exp(exact_evidence(model, GRID).log_evidence - model.log_scale)
+    np.testing.assert_allclose(estimate, expected, rtol=tolerance(1e-3, 1e-9))
+    amplitude, noise = map(float, model.latent.hyperparameters)
+    gram = np.asarray(kernel.gram(model.latent.design.archs), float)
+    kernel_mean = np.asarray(kernel.cross(model.latent.design.archs, ARCHS), float).mean(1)
+    expected = np.linalg.solve(gram + noise / amplitude * np.eye(15), kernel_mean)
+    np.testing.assert_allclose(weights, expected, atol=tolerance(5e-4, 1e-10))
+
+
+def test_a_negative_estimate_of_the_plain_gp_is_flagged():
+    model = model_of(Polynomial(), "none", n=15)
+    mean = predict(model, ARCHS).mean
+    assert mean.min() < 0
+    log_prior = jnp.full(36, -50.0).at[jnp.argmin(mean)].set(0.0)
+    evidence = exact_evidence(model, GRID, log_prior)
+    assert Status(int(evidence.status)) == Status.NEGATIVE
+    assert evidence.log_evidence == -jnp.inf
+    assert not any(jnp.isnan(value) for value in evidence)
+
+
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
+def test_likelihoods_500_nats_apart_give_no_nan(kernel):
+    archs = jnp.tile(NATS.sample(jax.random.key(0), 30), (5, 1))
+    log_likelihoods = -128 * 500 * np.random.default_rng(0).random(150)
+    model = wsabi.fit(kernel, archs, log_likelihoods)
+    evidence = sampled_evidence(jax.random.key(1), model, NATS, 512)
+    assert all(jnp.isfinite(value) for value in evidence)
+
+
+def test_the_whole_nats_space_by_points_and_in_weight_space(tolerance):
+    """Fewer points than features, then more: the sum over 15,625 architectures either way."""
+    archs = NATS.sample(jax.random.key(0), 110)
+    log_likelihoods = -200.0 * jnp.sum(archs != 3, axis=1)
+    results = []
+    for n in (110, 90):
+        mask = jnp.arange(n) < 90
+        model = wsabi.condition(
+            WL(NATS), archs[:n], log_likelihoods[:n], Hyperparameters(0.5, 0.05), mask
+        )
+        assert model.latent.weight_space == (n == 110)
+        results.append(exact_evidence(model, NATS))
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance(1e-2, 1e-6))
+
+
+def test_log_posterior(tolerance):
+    log_likelihoods = np.array([-4000.0, -4100.0, -4128.0])
+    expected = np.exp(log_likelihoods / 128 + 4000 / 128)
+    np.testing.assert_allclose(
+        np.exp(log_posterior(log_likelihoods)),
+        expected / expected.sum(),
+        rtol=tolerance(1e-4, 1e-12),
+    )
+    cold = log_posterior(log_likelihoods, temperature=0.01)  # −12,800 nats: no underflow in log
+    np.testing.assert_allclose(cold, [0, -10_000, -12_800], rtol=1e-3, atol=1e-6)
+    prior = np.log([0.2, 0.3, 0.5])
+    weighted = expected * np.exp(prior)
+    np.testing.assert_allclose(
+        np.exp(log_posterior(log_likelihoods, prior)), weighted / weighted.sum(), rtol=1e-3
+    )
+
+
+def test_log_posterior_leaves_out_what_failed():
+    ours = log_posterior(np.array([-1.0, np.nan, -1.0, -1.0]), mask=np.array([1, 1, 1, 0], bool))
+    np.testing.assert_allclose(np.exp(ours), [0.5, 0, 0.5, 0], atol=1e-6)
+    assert (log_posterior(np.full(3, np.nan)) == -jnp.inf).all()
+    assert (log_posterior(np.full(3, -np.inf)) == -jnp.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m: exact_evidence(m, GRID, np.zeros(3)), r"log_prior has shape \(3,\)"),
+        (lambda m: sampled_evidence(jax.random.key(0), m, GRID, 1), "samples is 1"),
+        (
+            lambda m: quadrature_weights(m, ARCHS, np.ones(36)),
+            "warp is 'linear'; only the plain GP",
+        ),
+        (lambda m: log_posterior(np.zeros((2, 2))), "log_likelihoods has shape"),
+        (lambda m: log_posterior(np.zeros(2), temperature=-1.0), "temperature is -1"),
+    ],
+)
+def test_bad_input_is_refused(call, says):
+    with pytest.raises(BQNESError, match=says):
+        call(model_of(KERNELS[1], "linear"))

@@ -1,0 +1,154 @@
+"""Each public function of the core: eager = jit = vmap, and other data do not compile again."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.tree_util import Partial
+
+from bqnes_jax.kernels import RBF, WL, wl_histograms, wl_labels
+from bqnes_jax.quadrature import (
+    exact_evidence,
+    log_expected_improvement,
+    log_posterior,
+    propose,
+    quadrature_weights,
+    sampled_evidence,
+    uncertainty_sampling,
+    upper_confidence_bound,
+)
+from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.surrogates import (
+    FitConfig,
+    Hyperparameters,
+    Prediction,
+    WarpConfig,
+    fantasise,
+    gp,
+    predict,
+    wsabi,
+)
+from tests.toy import GRID
+
+POOL = enumerate_space(GRID)
+KERNEL = RBF(GRID, 0.4)
+
+
+def nats(key):
+    return NATS.sample(key, 8)
+
+
+def grid(key, n=8):
+    return POOL[jax.random.permutation(key, 36)[:n]]
+
+
+def graph(key):
+    return NATS.graph(nats(key)[0])
+
+
+def numbers(key):
+    return jax.random.normal(key, (8,))
+
+
+def hyperparameters(key):
+    return Hyperparameters(*jax.random.uniform(key, (2,), minval=0.1))
+
+
+def posterior(key):
+    return gp.condition(KERNEL, grid(key), numbers(key), hyperparameters(key))
+
+
+def model(key, warp="linear"):
+    return wsabi.condition(
+        KERNEL, grid(key), 99 * numbers(key), hyperparameters(key), config=WarpConfig(warp=warp)
+    )
+
+
+def prediction(key):
+    return Prediction(numbers(key), jnp.exp(numbers(key)))
+
+
+def design(key):
+    return grid(key), numbers(key), jnp.arange(8) < 6
+
+
+EI = Partial(log_expected_improvement, best=0.5)
+FIT = FitConfig(kernel_steps=3)
+
+# name: (function, what makes its arguments from a key)
+PUBLIC = {
+    "sample": (lambda key: NATS.sample(key, 5), lambda key: (key,)),
+    "mutate": (NATS.mutate, lambda key: (key, nats(key)[0])),
+    "index": (NATS.index, lambda key: (nats(key),)),
+    "from_index": (NATS.from_index, lambda key: (jax.random.randint(key, (4,), 0, 15_625),)),
+    "graph": (NATS.graph, lambda key: (nats(key)[0],)),
+    "coordinates": (NATS.coordinates, lambda key: (nats(key),)),
+    "wl_labels": (functools.partial(wl_labels, iterations=2), lambda key: (graph(key),)),
+    "wl_histograms": (functools.partial(wl_histograms, buckets=64), lambda key: (graph(key),)),
+    "wl_features": (WL(NATS).features, lambda key: (nats(key),)),
+    "wl_hashed_features": (WL(NATS, 2, 64).features, lambda key: (nats(key),)),
+    "wl_gram": (WL(NATS).gram, lambda key: (nats(key),)),
+    "wl_cross": (WL(NATS).cross, lambda key: (nats(key), nats(key)[:3])),
+    "wl_diag": (WL(NATS).diag, lambda key: (nats(key),)),
+    "rbf_features": (RBF(NATS).features, lambda key: (nats(key),)),
+    "rbf_gram": (RBF(NATS).gram, lambda key: (nats(key),)),
+    "rbf_cross": (RBF(NATS).cross, lambda key: (nats(key), nats(key)[:3])),
+    "rbf_diag": (RBF(NATS).diag, lambda key: (nats(key),)),
+    "gp_condition": (
+        lambda a, y, m, h: gp.condition(KERNEL, a, y, h, m),
+        lambda key: (*design(key), hyperparameters(key)),
+    ),
+    "gp_fit": (lambda a, y, m: gp.fit(KERNEL, a, y, m, FIT), design),
+    "gp_predict": (gp.predict, lambda key: (posterior(key), POOL)),
+    "gp_covariance": (lambda p, a: predict(p, a, True), lambda key: (posterior(key), POOL)),
+    "fantasise": (fantasise, lambda key: (posterior(key), grid(key, 2))),
+    "wsabi_condition": (
+        lambda a, y, m, h: wsabi.condition(KERNEL, a, y, h, m),
+        lambda key: (*design(key), hyperparameters(key)),
+    ),
+    "wsabi_fit": (lambda a, y, m: wsabi.fit(KERNEL, a, y, m, fit_config=FIT), design),
+    "wsabi_predict": (predict, lambda key: (model(key), POOL)),
+    "wsabi_fantasise": (fantasise, lambda key: (model(key), grid(key, 2))),
+    "uncertainty_sampling": (uncertainty_sampling, lambda key: (prediction(key), numbers(key))),
+    "upper_confidence_bound": (upper_confidence_bound, lambda key: (prediction(key), numbers(key))),
+    "log_expected_improvement": (EI, lambda key: (prediction(key), numbers(key))),
+    "propose": (lambda p: propose(p, POOL, q=3, distinct=True), lambda key: (model(key),)),
+    "propose_ei": (lambda p: propose(p, POOL, EI), lambda key: (posterior(key),)),
+    "exact_evidence": (lambda m: exact_evidence(m, GRID), lambda key: (model(key),)),
+    "moment_evidence": (lambda m: exact_evidence(m, GRID), lambda key: (model(key, "moment"),)),
+    "sampled_evidence": (
+        lambda key, m: sampled_evidence(key, m, GRID, 64),
+        lambda key: (key, model(key)),
+    ),
+    "log_posterior": (log_posterior, lambda key: (numbers(key),)),
+    "quadrature_weights": (
+        lambda m, w: quadrature_weights(m, POOL[:8], w),
+        lambda key: (model(key, "none"), numbers(key)),
+    ),
+}
+
+
+def assert_close(ours, theirs, tolerance):
+    chex.assert_trees_all_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_transformations(name, compilations, tolerance):
+    function, arguments = PUBLIC[name]
+    keys = jax.random.split(jax.random.key(1), 3)
+    each = [arguments(key) for key in keys]
+    eager = [function(*each[0])]
+    compilations()
+    eager += [function(*some) for some in each[1:]]
+    assert compilations() == 0, "a second call with other data compiled again"
+
+    atol = tolerance(2e-3, 1e-7)
+    jitted = jax.jit(function)
+    for some, expected in zip(each, eager, strict=True):
+        assert_close(jitted(*some), expected, atol)
+    assert jitted._cache_size() == 1
+
+    stack = functools.partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
+    assert_close(jax.vmap(function)(*stack(*each)), stack(*eager), atol)
