@@ -47,7 +47,7 @@ def compilations():
         return count
 
     yield since_last
-    jax.monitoring._unregister_event_duration_listener_by_callback(listen)
+    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture

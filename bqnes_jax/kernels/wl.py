@@ -95,7 +95,7 @@ class Encoding(NamedTuple):
 
 
 def wl_labels(
-    graph: jraph.GraphsTuple, iterations: int, seed: ArrayLike = np.uint32(0)
+    graph: jraph.GraphsTuple, iterations: int, seed: ArrayLike = 0
 ) -> UInt32[Array, "l v"]:
     """Return the labels of every node after 0 … h refinements, (h + 1)×nodes, as 32-bit hashes.
 
@@ -171,7 +171,11 @@ def _check_graph(graph: jraph.GraphsTuple, iterations: int) -> None:
 def _hashed_histograms(
     graph: jraph.GraphsTuple, iterations: int, buckets: int
 ) -> Float[Array, "graphs d"]:
-    return _count(graph, wl_labels(graph, iterations), _hashing(iterations, buckets))
+    labels = wl_labels(graph, iterations)
+    graphs, nodes = len(graph.n_node), labels.shape[1]
+    owner = jnp.repeat(jnp.arange(graphs), graph.n_node, total_repeat_length=nodes)
+    encoding = _hashing(iterations, buckets)
+    return _count(encoding.columns(labels), owner, graphs, len(encoding.layer_of_column))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -192,7 +196,9 @@ def _features(kernel: WL, archs: Int[Array, "n length"]) -> Float[Array, "n d"]:
 
     def histogram(arch: Int[Array, " length"]) -> Float[Array, " d"]:
         graph = kernel.space.graph(arch)
-        return _count(graph, wl_labels(graph, kernel.iterations), encoding)[0]
+        columns = encoding.columns(wl_labels(graph, kernel.iterations))
+        owner = jnp.where(jnp.arange(columns.shape[1]) < graph.n_node[0], 0, 1)
+        return _count(columns, owner, 1, len(encoding.layer_of_column))[0]
 
     histograms = jax.vmap(histogram)(archs)
     if kernel.layer_weights is not None:
@@ -220,12 +226,10 @@ def _hashing(iterations: int, buckets: int) -> Encoding:
 
 
 def _count(
-    graph: jraph.GraphsTuple, labels: UInt32[Array, "l v"], encoding: Encoding
+    columns: Int[Array, "l v"], owner: Int[Array, " v"], graphs: int, width: int
 ) -> Float[Array, "graphs d"]:
-    graphs = graph.n_node.shape[0]
-    owner = jnp.repeat(jnp.arange(graphs), graph.n_node, total_repeat_length=labels.shape[1])
-    counts = jnp.zeros((graphs, len(encoding.layer_of_column)))
-    return counts.at[owner, encoding.columns(labels)].add(1, mode="drop")
+    """Add up the columns of each graph's nodes; an owner out of range does not count."""
+    return jnp.zeros((graphs, width)).at[owner, columns].add(1, mode="drop")
 
 
 def _mix(x: UInt32[Array, " v"]) -> UInt32[Array, " v"]:

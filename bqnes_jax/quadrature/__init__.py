@@ -9,20 +9,28 @@ from bqnes_jax.quadrature.acquisition import (
 )
 from bqnes_jax.quadrature.evidence import (
     Evidence,
+    evidence,
     exact_evidence,
     log_posterior,
     quadrature_weights,
     sampled_evidence,
 )
+from bqnes_jax.quadrature.nystrom import choose_landmarks, nystrom_test_functions
+from bqnes_jax.quadrature.recombination import Recombination, recombine
 
 __all__ = [
     "Evidence",
     "Proposal",
+    "Recombination",
+    "choose_landmarks",
+    "evidence",
     "exact_evidence",
     "log_expected_improvement",
     "log_posterior",
+    "nystrom_test_functions",
     "propose",
     "quadrature_weights",
+    "recombine",
     "sampled_evidence",
     "uncertainty_sampling",
     "upper_confidence_bound",

@@ -15,7 +15,7 @@ from jax import lax
 from jax.scipy.special import log_ndtr
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_shape, check_whole
 from bqnes_jax.surrogates import Posterior, Prediction, fantasise, predict
@@ -62,7 +62,7 @@ class Proposal(NamedTuple):
     """The q best of a pool, best first; a score of −inf marks a slot that could not be filled."""
 
     indices: Int32[Array, " q"]
-    archs: Int[Array, "q length"]
+    archs: Num[Array, "q length"]
     scores: Float[Array, " q"]
     status: Int32[Array, ""]
 
@@ -107,7 +107,7 @@ def propose(
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def _propose(
     surrogate,
-    pool: Int[Array, "m length"],
+    pool: Num[Array, "m length"],
     acquisition: Partial,
     log_prior: Float[Array, " m"],
     eligible: Bool[Array, " m"],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_finite, check_positive, check_shape, check_whole
 from bqnes_jax.kernels.base import matmul
@@ -40,6 +40,14 @@ class Evidence(NamedTuple):
     status: Int32[Array, ""]
 
 
+def evidence(model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike) -> Evidence:
+    """Sum over m architectures [m, length] with prior probabilities `weights` [m]."""
+    archs, weights = jnp.asarray(archs), jnp.asarray(weights, float)
+    check_shape("weights", weights, archs.shape[:1])
+    check_finite("weights", weights)
+    return _evidence(model, archs, weights, sampled=False)
+
+
 def exact_evidence(
     model: LikelihoodModel, space: EnumerableSpace, log_prior: ArrayLike | None = None
 ) -> Evidence:
@@ -54,11 +62,9 @@ def exact_evidence(
         0.0
     """
     archs = enumerate_space(space)
-    if log_prior is None:
-        log_prior = jnp.zeros(archs.shape[0])
-    log_prior = jnp.asarray(log_prior, float)
-    check_shape("log_prior", log_prior, (archs.shape[0],))
-    return _evidence(model, archs, jax.nn.softmax(log_prior), sampled=False)
+    log_prior = jnp.zeros(len(archs)) if log_prior is None else jnp.asarray(log_prior, float)
+    check_shape("log_prior", log_prior, (len(archs),))
+    return evidence(model, archs, jax.nn.softmax(log_prior))
 
 
 def sampled_evidence(
@@ -121,7 +127,7 @@ def quadrature_weights(
 @functools.partial(jax.jit, static_argnames="sampled")
 def _evidence(
     model: LikelihoodModel,
-    archs: Int[Array, "m length"],
+    archs: Num[Array, "m length"],
     weights: Float[Array, " m"],
     sampled: bool,
 ) -> Evidence:
@@ -152,7 +158,7 @@ def _evidence(
 
 def _double_sum(
     posterior: Posterior,
-    archs: Int[Array, "m length"],
+    archs: Num[Array, "m length"],
     weights: Float[Array, " m"],
     squared: bool = False,
 ) -> Float[Array, ""]:
@@ -182,7 +188,7 @@ def _double_sum(
 
 @jax.jit
 def _quadrature_weights(
-    posterior: Posterior, archs: Int[Array, "m length"], weights: Float[Array, " m"]
+    posterior: Posterior, archs: Num[Array, "m length"], weights: Float[Array, " m"]
 ) -> Float[Array, " n"]:
     kernel_mean = matmul(gp.posterior_basis(posterior, archs).T, weights)
     solved = matmul(posterior.factor, matmul(posterior.factor.T, kernel_mean))

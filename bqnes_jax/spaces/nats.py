@@ -127,22 +127,34 @@ def _graph(arch: Int32[Array, "6"]) -> jraph.GraphsTuple:
     sources, targets = (jnp.asarray(ends, jnp.int32) for ends in np.triu_indices(_NODES, 1))
     edge_keep = adjacency[sources, targets] & keep[sources] & keep[targets]
 
-    # What is kept moves to the front; the rest is dropped, and padding takes its place.
     n_node, n_edge = (jnp.sum(kept, dtype=jnp.int32) for kept in (keep, edge_keep))
-    place, edge_place = (
-        jnp.where(kept, jnp.cumsum(kept, dtype=jnp.int32) - 1, len(kept))
-        for kept in (keep, edge_keep)
-    )
-    padding_edges = jnp.full(_MAX_EDGES, n_node)
+    place = _count_before(keep)
+    is_edge = jnp.arange(_MAX_EDGES) < n_edge
+    ends = (_to_front(place[ends], edge_keep)[:_MAX_EDGES] for ends in (sources, targets))
+    senders, receivers = (jnp.where(is_edge, end, n_node) for end in ends)
     return jraph.GraphsTuple(
-        nodes=jnp.zeros(_NODES + 1, jnp.int32).at[place].set(labels).at[_NODES].set(0),
+        nodes=jnp.append(_to_front(labels, keep), 0),
         edges=None,
-        senders=padding_edges.at[edge_place].set(place[sources], mode="drop"),
-        receivers=padding_edges.at[edge_place].set(place[targets], mode="drop"),
+        senders=senders,
+        receivers=receivers,
         globals=None,
         n_node=jnp.stack([n_node, _NODES + 1 - n_node]),
         n_edge=jnp.stack([n_edge, _MAX_EDGES - n_edge]),
     )
+
+
+def _count_before(keep: Bool[Array, " n"]) -> Int32[Array, " n"]:
+    """Count the kept entries before each: where it goes when what is dropped is gone."""
+    return jnp.sum(np.tri(len(keep), k=-1, dtype=bool) & keep, axis=1, dtype=jnp.int32)
+
+
+def _to_front(values: Int32[Array, " n"], keep: Bool[Array, " n"]) -> Int32[Array, " n"]:
+    """Move what is kept to the front, in order, and fill with zeros.
+
+    For a handful of entries a comparison of all pairs compiles and runs faster than a scatter.
+    """
+    goes = (_count_before(keep)[:, None] == jnp.arange(len(keep))) & keep[:, None]
+    return jnp.sum(jnp.where(goes, values[:, None], 0), axis=0, dtype=jnp.int32)
 
 
 def _contract(labels: Int32[Array, "8"]) -> Bool[Array, "8 8"]:

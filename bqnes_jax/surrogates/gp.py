@@ -14,7 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Num
 
 from bqnes_jax.errors import check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
@@ -164,7 +164,7 @@ def usable(design: Design) -> Design:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _predict(
-    posterior: Posterior, archs: Int[Array, "m length"], full_covariance: bool
+    posterior: Posterior, archs: Num[Array, "m length"], full_covariance: bool
 ) -> Prediction:
     kernel = posterior.kernel
     basis = posterior_basis(posterior, archs)
@@ -185,14 +185,14 @@ def _predict(
 
 @jax.jit
 def _fantasise(
-    posterior: Posterior, archs: Int[Array, "q length"], mask: Bool[Array, " q"]
+    posterior: Posterior, archs: Num[Array, "q length"], mask: Bool[Array, " q"]
 ) -> Posterior:
     new = Design(archs, _predict(posterior, archs, False).mean, mask)
     longer = Design(*(jnp.concatenate(pair) for pair in zip(posterior.design, new, strict=True)))
     return condition_design(posterior.kernel, longer, posterior.hyperparameters)
 
 
-def posterior_basis(posterior: Posterior, archs: Int[Array, "m length"]) -> Float[Array, "m r"]:
+def posterior_basis(posterior: Posterior, archs: Num[Array, "m length"]) -> Float[Array, "m r"]:
     """Return B(α): the features, or the kernel with the observed architectures."""
     if posterior.weight_space:
         return posterior.kernel.features(archs)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Num
 
 from bqnes_jax.kernels.base import Kernel, is_finite, matmul
 from bqnes_jax.surrogates.base import Design
@@ -22,7 +22,7 @@ class Solution(NamedTuple):
     jittered: Bool[Array, ""]
 
 
-def in_weight_space(kernel: Kernel, archs: Int[Array, "n length"]) -> bool:
+def in_weight_space(kernel: Kernel, archs: Num[Array, "n length"]) -> bool:
     """Tell whether the features are fewer than the points (a matter of shapes alone)."""
     if not is_finite(kernel):
         return False
