@@ -45,7 +45,7 @@ def check_bounds(name: str, bounds: object) -> None:
         raise BQNESError(f"{name} is {bounds!r}; it must be a pair (low, high), 0 < low < high.")
 
 
-def check_shape(name: str, array: jax.Array, shape: Iterable[int | None]) -> None:
+def check_shape(name: str, array: jax.Array | np.ndarray, shape: Iterable[int | None]) -> None:
     """Refuse an array of another shape; None stands for any length."""
     shape = tuple(shape)
     fits = array.ndim == len(shape) and all(

@@ -1,9 +1,18 @@
 """Every test runs twice: in float32 and in float64."""
 
+import os
+
 import jax
-import jax.numpy as jnp
 import pytest
+import scipy.linalg  # loads the LAPACK that JAX uses, for its threads to be limited below
+import threadpoolctl
 from hypothesis import HealthCheck, settings
+
+# The suite spends its time in compiling small programs, which need no optimised machine code.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+# Two workers with LAPACK threads of their own wait for each other, up to ten times longer.
+assert scipy.linalg.lapack
+threadpoolctl.threadpool_limits(1)
 
 settings.register_profile(
     "bqnes",

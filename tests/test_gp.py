@@ -150,7 +150,7 @@ def test_fit_finds_scipys_maximum(kernel, tolerance):
         return 0.5 * (quadratic + log_determinant + 150 * np.log(2 * np.pi))
 
     best = minimize(negative, [0.0, -3.0], tol=1e-10)
-    rtol = tolerance(0.1, 1e-4)  # the top is flat: float32 finds its height, not quite its place
+    rtol = tolerance(0.1, 1e-3)  # the top is flat: float32 finds its height, not quite its place
     np.testing.assert_allclose(posterior.hyperparameters, np.exp(best.x), rtol=rtol)
     np.testing.assert_allclose(
         posterior.log_marginal_likelihood, -best.fun, rtol=tolerance(1e-4, 1e-9)
@@ -277,9 +277,10 @@ def test_degenerate_designs_stay_finite(kernel, case):
 
 
 @pytest.mark.parametrize("kernel", [PointsOnly(WL(NATS)), WL(NATS)])
-def test_vanishing_noise_on_duplicates_is_reported(kernel, precision):
-    archs = jnp.tile(problem(30)[0], (5, 1))
-    targets = np.tile(problem(30)[1], 5)
+def test_vanishing_noise_on_duplicates_is_reported(kernel):
+    archs, targets = problem(30)
+    _, distinct = np.unique(np.asarray(WL(NATS).features(archs)), axis=0, return_index=True)
+    archs, targets = jnp.tile(archs[distinct], (5, 1)), np.tile(targets[distinct], 5)
     posterior = gp.condition(kernel, archs, targets, Hyperparameters(1.0, 1e-30))
     assert_finite(posterior, archs)
     assert Status(int(posterior.status)) == Status.JITTERED

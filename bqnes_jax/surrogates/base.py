@@ -7,11 +7,15 @@ Both functions dispatch on the type of the surrogate; a surrogate of your own re
 import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from bqnes_jax.errors import BQNESError, check_finite, check_shape
+from bqnes_jax.kernels.base import Kernel
+from bqnes_jax.spaces.base import as_architectures
 
 
 class Prediction(NamedTuple):
@@ -48,20 +52,27 @@ class Design(NamedTuple):
     mask: Bool[Array, " n"]
 
 
-def as_design(archs: ArrayLike, targets: ArrayLike, mask: ArrayLike | None, name: str) -> Design:
+def as_design(
+    kernel: Kernel, archs: ArrayLike, targets: ArrayLike, mask: ArrayLike | None, name: str
+) -> Design:
     """Convert a design set, and refuse one whose shapes do not fit or whose values are not finite.
 
     Traced values cannot be looked at: what is not finite is then left out by the mask.
     """
-    archs, targets = jnp.asarray(archs), jnp.asarray(targets, float)
+    # NumPy until all is checked, so that bad input compiles nothing.
+    archs, targets, mask = (
+        array if isinstance(array, jax.Array) else np.asarray(array)
+        for array in (archs, targets, np.ones(len(archs), bool) if mask is None else mask)
+    )
     if archs.ndim != 2:
         raise BQNESError(
             f"architectures have shape {archs.shape}; it must be (n, length), one row for each."
         )
-    check_shape(name, targets, (archs.shape[0],))
-    mask = jnp.ones(archs.shape[0], bool) if mask is None else jnp.asarray(mask)
-    check_shape("mask", mask, (archs.shape[0],))
+    check_shape(name, targets, archs.shape[:1])
+    check_shape("mask", mask, archs.shape[:1])
     if mask.dtype != bool:
         raise BQNESError(f"mask has type {mask.dtype}; it must be bool, true where observed.")
     check_finite(name, targets, where=mask)
-    return Design(archs, targets, mask)
+    if hasattr(kernel, "space"):
+        archs = as_architectures(kernel.space, archs)
+    return Design(jnp.asarray(archs), jnp.asarray(targets, float), jnp.asarray(mask))

@@ -73,9 +73,9 @@ def condition(
         >>> predict(posterior, archs).mean.round(1).tolist()
         [1.0, 2.0, 3.0]
     """
-    design = as_design(archs, targets, mask, "targets")
     check_positive("amplitude", hyperparameters.amplitude)
     check_positive("noise", hyperparameters.noise)
+    design = as_design(kernel, archs, targets, mask, "targets")
     return condition_design(kernel, design, hyperparameters)
 
 
@@ -96,7 +96,7 @@ def fit(
         >>> bool(posterior.hyperparameters.amplitude > 0)
         True
     """
-    return fit_design(kernel, as_design(archs, targets, mask, "targets"), config)
+    return fit_design(kernel, as_design(kernel, archs, targets, mask, "targets"), config)
 
 
 @base.predict.register

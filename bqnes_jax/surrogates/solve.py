@@ -87,14 +87,18 @@ def _solve_points(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> So
 def _cholesky(
     matrix: Float[Array, "n n"],
 ) -> tuple[Float[Array, "n n"], Bool[Array, ""]]:
-    """Factorise with the smallest jitter of 0, 10ε, 100ε, … that succeeds (JAX returns NaN)."""
+    """Factorise, with the smallest jitter of 0, δ, 10δ, … that leaves every pivot above δ.
+
+    JAX returns NaN where there is no factor; and where a pivot is lost in rounding, worse: numbers.
+    """
     fixed = lax.stop_gradient(matrix)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
-    first = 10 * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.diagonal(fixed), initial=1)
+    least = 1e-6 if matrix.dtype == jnp.float32 else 1e-10
+    least = least * jnp.max(jnp.diagonal(fixed), initial=1)
 
     def fails(jitter: Float[Array, ""]) -> Bool[Array, ""]:
-        factor = jnp.linalg.cholesky(fixed + jitter * identity)
-        return ~jnp.all(jnp.isfinite(factor)) & (jitter < 1)
+        pivots = jnp.diagonal(jnp.linalg.cholesky(fixed + jitter * identity)) ** 2
+        return ~jnp.all(pivots > 0.9 * least) & (jitter < 1)
 
-    jitter = lax.while_loop(fails, lambda j: jnp.maximum(10 * j, first), jnp.zeros_like(first))
+    jitter = lax.while_loop(fails, lambda j: jnp.maximum(10 * j, least), jnp.zeros_like(least))
     return jnp.linalg.cholesky(matrix + jitter * identity), jitter > 0

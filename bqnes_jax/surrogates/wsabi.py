@@ -84,9 +84,9 @@ def condition(
     config: WarpConfig = WarpConfig(),  # noqa: B008 (immutable)
 ) -> LikelihoodModel:
     """Condition on n architectures [n, length] and their summed log-likelihoods [n]."""
-    design = as_design(archs, log_likelihoods, mask, "log_likelihoods")
     check_positive("amplitude", hyperparameters.amplitude)
     check_positive("noise", hyperparameters.noise)
+    design = as_design(kernel, archs, log_likelihoods, mask, "log_likelihoods")
     return _condition(kernel, design, hyperparameters, config)
 
 
@@ -108,7 +108,7 @@ def fit(
         >>> predict(model, archs).mean.shape
         (50,)
     """
-    design = as_design(archs, log_likelihoods, mask, "log_likelihoods")
+    design = as_design(kernel, archs, log_likelihoods, mask, "log_likelihoods")
     return _fit(kernel, design, config, fit_config)
 
 

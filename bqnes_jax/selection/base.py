@@ -1,0 +1,117 @@
+"""What goes into a selection method, what comes out of it, and how a loss is counted.
+
+Every loss here is the mean negative log-likelihood of the validation points, for which the
+probabilities of the true class are enough: N×n numbers instead of N×n×C.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int32
+
+from bqnes_jax.errors import BQNESError, as_float, check_shape, concrete
+
+# Methods see a probability of 0 as e^FLOOR: worse than any that occurs, yet a number, so that
+# candidates are ranked by how many zeros they have and then by everything else.
+FLOOR = -1e4
+
+
+class Candidates(NamedTuple):
+    """What a selection method sees of N candidates on n validation points.
+
+    Attributes:
+        log_probs: of the true class; not below FLOOR, and FLOOR throughout where not usable.
+        usable: false for padding and for failed candidates, which must get no weight.
+        kernel: how alike the candidates are, 0 with those that are not usable; None if not given.
+        log_prior: of the architectures, not necessarily normalised.
+        temperature: by which the summed log-likelihood is divided in the posterior.
+    """
+
+    log_probs: Float[Array, "N n"]
+    usable: Bool[Array, " N"]
+    kernel: Float[Array, "N N"] | None
+    log_prior: Float[Array, " N"]
+    temperature: Float[Array, ""]
+
+
+class Choice(NamedTuple):
+    """What a selection method answers; weights need not be normalised, slots of weight 0 are free.
+
+    Attributes:
+        members: indices of candidates, in the order in which the method prefers them.
+        weights: their non-negative weights.
+        status: `Status` bits of the method itself.
+    """
+
+    members: Int32[Array, " M"]
+    weights: Float[Array, " M"]
+    status: Int32[Array, ""]
+
+
+Method = Callable[[Candidates, int], Choice]
+
+
+def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
+    """Check log-probabilities N×n and mask N, and tell which candidates are usable."""
+    log_probs = as_float(log_probs)
+    log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
+    check_shape("log_probs", log_probs, (None, None))
+    if log_probs.size == 0:
+        raise BQNESError(
+            f"log_probs has shape {log_probs.shape}; it must be (candidates, validation points) "
+            "with at least one of each."
+        )
+    mask = jnp.ones(len(log_probs), bool) if mask is None else jnp.asarray(mask, bool)
+    check_shape("mask", mask, log_probs.shape[:1])
+    usable = _usable(log_probs, mask)
+    values, known = concrete(log_probs), concrete(usable)
+    if values is not None and known is not None:
+        _check_values(values, known)
+    return log_probs, usable
+
+
+@jax.jit
+def _usable(log_probs: Float[Array, "N n"], mask: Bool[Array, " N"]) -> Bool[Array, " N"]:
+    return mask & jnp.all(log_probs < jnp.inf, axis=1)  # NaN is not below infinity
+
+
+def _check_values(log_probs: np.ndarray, usable: np.ndarray) -> None:
+    if not usable.any():
+        raise BQNESError(
+            f"log_probs has no usable row among {len(usable)}: each is masked out, or holds NaN; "
+            "at least one candidate must have been trained successfully."
+        )
+    largest = np.fmax.reduce(log_probs, axis=1).max(where=usable, initial=-np.inf)
+    if largest > 1e-3:  # room for the rounding of a log-softmax
+        raise BQNESError(
+            f"log_probs holds {largest:.6g}; the logarithm of a probability is at most 0: "
+            "pass log-probabilities, not probabilities or losses."
+        )
+
+
+def floored(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float[Array, "N n"]:
+    """Make every entry a finite number, FLOOR standing for probability 0 and for failure."""
+    return jnp.where(usable[:, None], jnp.maximum(log_probs, FLOOR), FLOOR)
+
+
+def countable_points(log_probs: Float[Array, "N n"]) -> Bool[Array, " n"]:
+    """Tell which points any candidate gives a positive probability; the others count for none."""
+    return jnp.max(log_probs, axis=0) > FLOOR
+
+
+def mean_loss(log_mixture: Float[Array, " n"], countable: Bool[Array, " n"]) -> Float[Array, ""]:
+    """Average −log p over the countable points; infinite where a mixture misses one, or all do."""
+    total = -jnp.sum(jnp.where(countable, log_mixture, 0))
+    return jnp.where(jnp.any(countable), total / jnp.maximum(jnp.sum(countable), 1), jnp.inf)
+
+
+def log_mixture(log_probs: Float[Array, "M n"], weights: Float[Array, " M"]) -> Float[Array, " n"]:
+    """Return log Σ_m w_m p_m at each point, −inf where all members in use are at the FLOOR."""
+    log_probs = jnp.where(weights[:, None] > 0, log_probs, FLOOR)
+    best = jnp.max(log_probs, axis=0)
+    relative = jnp.sum(weights[:, None] * jnp.exp(log_probs - best), axis=0)
+    return jnp.where(best > FLOOR, best + jnp.log(relative), -jnp.inf)
