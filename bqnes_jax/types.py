@@ -24,7 +24,7 @@ class Status(enum.IntFlag):
     MASKED_TARGETS = 4  # observations that are not finite were left out
     EMPTY = 8  # nothing usable was left: the result is the prior, or a default
     NEGATIVE = 16  # an estimate that must be positive is not (the plain GP's evidence)
-    INFEASIBLE = 32  # the conditions could not be met to tolerance
+    INFEASIBLE = 32  # the conditions could not be met to tolerance, or the input has no answer
     NOT_CONVERGED = 64  # an iteration stopped before its tolerance
 
 

@@ -26,7 +26,10 @@ settings.load_profile("bqnes")
 
 @pytest.fixture(params=["float32", "float64"], autouse=True)
 def precision(request):
-    """Set JAX's precision for one test; the value is the name of the floating type."""
+    """Set JAX's precision for one test; the value is the name of the floating type.
+
+    A test without floating-point numbers may ask for one precision only, by parametrising it.
+    """
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", request.param == "float64")
     yield request.param

@@ -49,8 +49,8 @@ def test_log_expected_improvement_orders_what_float32_cannot_see():
     mean = jnp.linspace(-40.0, -20.0, 50)
     scores = log_expected_improvement(Prediction(mean, jnp.ones(50)), jnp.zeros(50), 0.0)
     assert (jnp.diff(scores) > 0).all()
-    gradient = jax.vmap(
-        jax.grad(lambda m: log_expected_improvement(Prediction(m, jnp.ones(())), 0.0, 0.0))
+    gradient = jax.grad(
+        lambda m: log_expected_improvement(Prediction(m, jnp.ones(6)), jnp.zeros(6), 0.0).sum()
     )(jnp.array([-1e4, -20.0, -10.0, -1.0, 0.0, 5.0]))
     assert (jnp.isfinite(gradient) & (gradient > 0)).all()
 
@@ -129,6 +129,28 @@ def test_a_model_of_the_likelihood_proposes_several():
     assert not (known[:, None] == new[None]).all(-1).any()
 
 
+def test_features_that_differ_by_rounding_are_the_same_point():
+    """With layer weights, how features are rounded depends on the shape of the batch."""
+    kernel = WL(NATS, layer_weights=np.array([0.7312, 1.3371]))
+    pool = enumerate_space(NATS)
+    archs = pool[::391]  # 40 of them
+    model = wsabi.condition(kernel, archs, jnp.zeros(len(archs)), HYPERPARAMETERS)
+    taken = WL(NATS).cross(pool, archs).max(axis=1) > 1 - 1e-6
+    proposal = propose(model, pool[taken], q=3, distinct=True)
+    assert proposal.status == Status.EMPTY
+    assert (proposal.scores == -jnp.inf).all()
+
+
+def test_scores_that_underflow_are_still_scores():
+    """Far from everything the mean of a short kernel is 0, and the logarithm of a score −inf."""
+    archs = enumerate_space(GRID)
+    model = wsabi.condition(RBF(GRID, 0.01), archs[:1], np.zeros(1), HYPERPARAMETERS)
+    proposal = propose(model, archs, q=2)
+    assert proposal.status == Status.OK
+    assert 0 not in proposal.indices
+    assert len(set(proposal.indices.tolist())) == 2
+
+
 def test_evaluated_and_ineligible_points_are_never_proposed():
     posterior, archs = grid_posterior(), enumerate_space(GRID)
     eligible = np.arange(36) < 10
@@ -168,7 +190,10 @@ def test_the_prior_draws_uncertainty_sampling_to_it():
         ({"q": 37}, "q is 37"),
         ({"log_prior": np.zeros(3)}, r"log_prior has shape \(3,\)"),
         ({"eligible": np.ones(3, bool)}, r"eligible has shape \(3,\)"),
+        ({"eligible": np.ones(36)}, "eligible has type float.*; it must be bool"),
         ({"pool": np.zeros((0, 2), int)}, "m at least 1"),
+        ({"pool": np.full((3, 2), 9)}, "is 9; it must be from 0 to 5"),
+        ({"acquisition": "ei"}, "acquisition is 'ei'; it must be a function"),
     ],
 )
 def test_bad_input_is_refused(options, says):

@@ -8,6 +8,7 @@ import pytest
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF, WL
 from bqnes_jax.quadrature import (
+    evidence_over,
     exact_evidence,
     log_posterior,
     quadrature_weights,
@@ -125,6 +126,19 @@ def test_quadrature_weights_give_the_mean(kernel, tolerance):
     np.testing.assert_allclose(weights, expected, atol=tolerance(5e-4, 1e-10))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_quadrature_weights_without_noise(kernel):
+    """Noise below rounding is raised, and the weights know it."""
+    archs = ARCHS[np.random.default_rng(0).permutation(36)[:15]]
+    model = wsabi.condition(
+        kernel, archs, log_likelihood(archs), Hyperparameters(1.0, 1e-30), config=WarpConfig("none")
+    )
+    weights = quadrature_weights(model, ARCHS, np.full(36, 1 / 36))
+    estimate = jnp.sum(weights * model.latent.design.targets)
+    expected = jnp.exp(exact_evidence(model, GRID).log_evidence - model.log_scale)
+    np.testing.assert_allclose(estimate, expected, rtol=0.02)
+
+
 def test_a_negative_estimate_of_the_plain_gp_is_flagged():
     model = model_of(Polynomial(), "none", n=15)
     mean = predict(model, ARCHS).mean
@@ -183,6 +197,7 @@ def test_log_posterior_leaves_out_what_failed():
     np.testing.assert_allclose(np.exp(ours), [0.5, 0, 0.5, 0], atol=1e-6)
     assert (log_posterior(np.full(3, np.nan)) == -jnp.inf).all()
     assert (log_posterior(np.full(3, -np.inf)) == -jnp.inf).all()
+    assert log_posterior(np.array([np.inf, 0.0])).tolist() == [-np.inf, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +209,8 @@ def test_log_posterior_leaves_out_what_failed():
             lambda m: quadrature_weights(m, ARCHS, np.ones(36)),
             "warp is 'linear'; only the plain GP",
         ),
+        (lambda m: evidence_over(m, ARCHS, np.ones(36)), "weights sums to 36"),
+        (lambda m: evidence_over(m, ARCHS, np.ones(3) / 3), r"weights has shape \(3,\)"),
         (lambda m: log_posterior(np.zeros((2, 2))), "log_likelihoods has shape"),
         (lambda m: log_posterior(np.zeros(2), temperature=-1.0), "temperature is -1"),
     ],

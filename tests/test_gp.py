@@ -136,6 +136,42 @@ def test_padding_changes_nothing(kernel, fitted, tolerance):
     )
 
 
+def test_padding_does_not_change_fitted_length_scales(tolerance):
+    archs = enumerate_space(GRID)
+    targets = np.sin(5 * np.asarray(GRID.coordinates(archs))[:, 0])
+    padded = np.where(np.arange(36) < 25, targets, np.nan)
+    plain = gp.fit(RBF(GRID, np.ones(2)), archs[:25], targets[:25])
+    ours = gp.fit(RBF(GRID, np.ones(2)), archs, padded, mask=np.arange(36) < 25)
+    np.testing.assert_allclose(
+        ours.log_marginal_likelihood, plain.log_marginal_likelihood, rtol=tolerance(0.05, 1e-4)
+    )
+    np.testing.assert_allclose(
+        gp.predict(ours, archs[:25]).mean, targets[:25], atol=tolerance(0.02, 0.01)
+    )
+
+
+def test_a_length_scale_at_its_bound_is_reported():
+    archs = enumerate_space(GRID)
+    posterior = gp.fit(RBF(GRID, np.ones(2)), archs, np.ones(36), config=FitConfig(kernel_steps=60))
+    assert Status(int(posterior.status)) & Status.AT_BOUND
+
+
+def test_traced_nonsense_is_reported_not_silent():
+    archs, targets = problem(150)
+    posterior = jax.jit(
+        lambda noise: gp.condition(WL(NATS), archs, targets, Hyperparameters(1.0, noise))
+    )(jnp.nan)
+    assert Status(int(posterior.status)) & Status.INFEASIBLE
+
+
+def test_predicting_an_operation_that_does_not_exist_is_refused():
+    archs, targets = problem(5)
+    posterior = gp.condition(WL(NATS), archs, targets, HYPERPARAMETERS)
+    for act in (gp.predict, gp.fantasise):
+        with pytest.raises(BQNESError, match="is 9; it must be from 0 to 4"):
+            act(posterior, np.full((2, 6), 9))
+
+
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 2.0)])
 def test_fit_finds_scipys_maximum(kernel, tolerance):
     archs, _ = problem(150)

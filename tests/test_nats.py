@@ -53,6 +53,7 @@ def test_the_whole_space():
     assert (graphs.n_edge.sum(1) == 10).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)  # no floats
 def test_strings_round_trip_over_the_whole_space():
     archs = np.asarray(enumerate_space(NATS))
     texts = [NATS.to_string(arch) for arch in archs]
@@ -67,6 +68,7 @@ def test_string_is_nas_bench_201s():
     assert NATS.to_string(arch) == text
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)  # no floats
 def test_graphs_equal_the_reference_over_the_whole_space():
     archs = np.asarray(enumerate_space(NATS))
     graphs = jax.tree.map(np.asarray, jax.jit(jax.vmap(NATS.graph))(archs))
@@ -165,6 +167,17 @@ def test_what_is_not_an_architecture_is_refused(function, arch, says):
 def test_index_out_of_range_is_refused(index):
     with pytest.raises(BQNESError, match=f"index {index} "):
         NATS.from_index(index)
+
+
+@pytest.mark.parametrize("function", [NATS.graph, NATS.to_string])
+def test_one_architecture_is_asked_for(function, key):
+    batch = NATS.sample(key, 2)
+    with pytest.raises(BQNESError, match=r"architecture has shape \(2, 6\)"):
+        function(batch)
+    with pytest.raises(BQNESError, match=r"architecture has shape \(2, 6\)"):
+        NATS.mutate(key, batch)
+    with pytest.raises(BQNESError, match="index is of type float"):
+        NATS.from_index(1.5)
 
 
 def test_a_space_that_cannot_be_listed_says_so():

@@ -108,7 +108,7 @@ def test_more_members_than_usable_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["top", "recombine"])
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_candidates(name):
     log_probs, kernel = problem(count=2)
     found = chosen(name, log_probs, kernel)
@@ -116,12 +116,12 @@ def test_more_members_than_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["beam", "restack", "recombine", "corrective"])
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_one_member(name):
     log_probs, kernel = problem()
     found = chosen(name, log_probs, kernel, size=1)
     assert found.weights.tolist() == [1]
-    if name == "restack":
+    if name in ("stack", "restack"):
         assert found.members[0] == chosen("stack", log_probs, kernel).members[0]
     else:
         assert found.members[0] == np.argmax(log_probs.mean(1))
@@ -170,6 +170,28 @@ def test_ranges_of_hundreds_of_nats(name):
 
 
 # Each method against its definition.
+
+
+@pytest.mark.parametrize("name", ["top", "beam", "recombine", "corrective"])
+def test_one_impossible_point_outweighs_every_good_one(name):
+    """Nearly perfect but for one zero among 5,000: an infinite loss, however small its mean."""
+    log_probs = np.full((2, 5000), -0.1)
+    log_probs[0, 17] = -np.inf
+    log_probs[1] = -2.5
+    found = chosen(name, log_probs, np.eye(2), size=1)
+    assert found.members.tolist() == [1]
+    np.testing.assert_allclose(found.info.loss, 2.5, rtol=1e-5)
+
+
+def test_corrective_avoids_an_infinite_loss():
+    log_probs = np.full((2, 50_000), -2.0)
+    log_probs[0, 0] = -np.inf
+    log_probs[1] = -3.0
+    corrective, stack = (
+        chosen(name, log_probs, np.eye(2), size=1) for name in ("corrective", "stack")
+    )
+    assert corrective.info.loss <= stack.info.loss
+    assert np.isfinite(corrective.info.loss)
 
 
 def test_top():

@@ -9,7 +9,7 @@ from bqnes_jax.quadrature.acquisition import (
 )
 from bqnes_jax.quadrature.evidence import (
     Evidence,
-    evidence,
+    evidence_over,
     exact_evidence,
     log_posterior,
     quadrature_weights,
@@ -23,7 +23,7 @@ __all__ = [
     "Proposal",
     "Recombination",
     "choose_landmarks",
-    "evidence",
+    "evidence_over",
     "exact_evidence",
     "log_expected_improvement",
     "log_posterior",

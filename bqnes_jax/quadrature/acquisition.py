@@ -6,7 +6,6 @@ arrays: `Partial(log_expected_improvement, best=2.5)`.
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,11 +16,10 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32, Num
 
-from bqnes_jax.errors import BQNESError, check_shape, check_whole
+from bqnes_jax.errors import BQNESError, check_mask, check_shape, check_whole
 from bqnes_jax.surrogates import Posterior, Prediction, fantasise, predict
+from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.types import Status, flag
-
-Acquisition = Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]]
 
 
 def uncertainty_sampling(
@@ -54,7 +52,8 @@ def log_expected_improvement(
     sd = jnp.sqrt(jnp.where(certain, 1, variance))
     gain = mean - best
     # A known value improves by just what it is above the best.
-    known = jnp.log(jnp.maximum(gain, 0))
+    better = certain & (gain > 0)
+    known = jnp.where(better, jnp.log(jnp.where(better, gain, 1)), -jnp.inf)
     return jnp.where(certain, known, jnp.log(sd) + _log_h(jnp.where(certain, 0, gain / sd)))
 
 
@@ -70,7 +69,7 @@ class Proposal(NamedTuple):
 def propose(
     surrogate,
     pool: ArrayLike,
-    acquisition: Acquisition = uncertainty_sampling,
+    acquisition=uncertainty_sampling,
     q: int = 1,
     log_prior: ArrayLike | None = None,
     eligible: ArrayLike | None = None,
@@ -92,14 +91,19 @@ def propose(
         >>> propose(model, enumerate_space(NATS), q=4).archs.shape
         (4, 6)
     """
-    pool = jnp.asarray(pool)
-    if pool.ndim != 2 or pool.shape[0] == 0:
+    pool = jnp.asarray(as_rows(_latent(surrogate).kernel, pool))
+    if len(pool) == 0:
         raise BQNESError(f"pool has shape {pool.shape}; it must be (m, length) with m at least 1.")
+    if not callable(acquisition):
+        raise BQNESError(
+            f"acquisition is {acquisition!r}; it must be a function of a prediction and a log "
+            "prior, such as uncertainty_sampling."
+        )
     check_whole("q", q, 1, pool.shape[0])
     log_prior = jnp.zeros(pool.shape[0]) if log_prior is None else jnp.asarray(log_prior, float)
     eligible = jnp.ones(pool.shape[0], bool) if eligible is None else jnp.asarray(eligible)
     check_shape("log_prior", log_prior, (pool.shape[0],))
-    check_shape("eligible", eligible, (pool.shape[0],))
+    check_mask("eligible", eligible, pool.shape[0])
     bound = acquisition if isinstance(acquisition, Partial) else Partial(acquisition)
     return _propose(surrogate, pool, bound, log_prior, eligible, q, distinct)
 
@@ -124,9 +128,11 @@ def _propose(
         chosen, filled, eligible = carry
         current = surrogate if q == 1 else fantasise(surrogate, chosen, filled)
         scores = acquisition(predict(current, pool), log_prior)
+        # A score may underflow to −inf and still be the best there is; only NaN is none.
+        scores = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
         scores = jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
         best = jnp.argmax(scores).astype(jnp.int32)
-        eligible &= ~jnp.all(views == views[best], axis=1)
+        eligible &= ~_equal(views, views[best])
         carry = chosen.at[slot].set(pool[best]), filled.at[slot].set(True), eligible
         return carry, (best, scores[best])
 
@@ -136,7 +142,12 @@ def _propose(
 
 
 def _latent(surrogate) -> Posterior:
-    return surrogate if isinstance(surrogate, Posterior) else surrogate.latent
+    latent = surrogate if isinstance(surrogate, Posterior) else getattr(surrogate, "latent", None)
+    if latent is None:
+        raise BQNESError(
+            f"{type(surrogate).__name__} is not a surrogate; fit one with gp or wsabi."
+        )
+    return latent
 
 
 def _is_among(rows: Array, others: Array, mask: Bool[Array, " n"]) -> Bool[Array, " m"]:
@@ -144,9 +155,17 @@ def _is_among(rows: Array, others: Array, mask: Bool[Array, " n"]) -> Bool[Array
 
     def compare(found, other):
         row, counts = other
-        return found | (counts & jnp.all(rows == row, axis=1)), None
+        return found | (counts & _equal(rows, row)), None
 
     return lax.scan(compare, jnp.zeros(rows.shape[0], bool), (others, mask))[0]
+
+
+def _equal(rows: Num[Array, "m d"], row: Num[Array, " d"]) -> Bool[Array, " m"]:
+    """Tell which rows equal another, but for rounding (which depends on the shape of a batch)."""
+    if jnp.issubdtype(rows.dtype, jnp.integer):
+        return jnp.all(rows == row, axis=1)
+    close = 16 * jnp.finfo(rows.dtype).eps * jnp.maximum(1, jnp.abs(row))
+    return jnp.all(jnp.abs(rows - row) <= close, axis=1)
 
 
 def _log_h(z: Float[Array, " m"]) -> Float[Array, " m"]:

@@ -16,10 +16,17 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32, Num
 
-from bqnes_jax.errors import BQNESError, check_finite, check_positive, check_shape, check_whole
-from bqnes_jax.kernels.base import matmul
+from bqnes_jax.errors import (
+    BQNESError,
+    check_distribution,
+    check_positive,
+    check_shape,
+    check_whole,
+)
+from bqnes_jax.kernels.base import is_finite, matmul
 from bqnes_jax.spaces.base import EnumerableSpace, Space, enumerate_space
 from bqnes_jax.surrogates import TEMPERATURE, LikelihoodModel, Posterior, gp, wsabi
+from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.surrogates.solve import masked_features
 from bqnes_jax.types import PRNGKey, Status, flag
 
@@ -40,11 +47,9 @@ class Evidence(NamedTuple):
     status: Int32[Array, ""]
 
 
-def evidence(model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike) -> Evidence:
+def evidence_over(model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike) -> Evidence:
     """Sum over m architectures [m, length] with prior probabilities `weights` [m]."""
-    archs, weights = jnp.asarray(archs), jnp.asarray(weights, float)
-    check_shape("weights", weights, archs.shape[:1])
-    check_finite("weights", weights)
+    archs, weights = _weighted(model, archs, weights)
     return _evidence(model, archs, weights, sampled=False)
 
 
@@ -64,7 +69,7 @@ def exact_evidence(
     archs = enumerate_space(space)
     log_prior = jnp.zeros(len(archs)) if log_prior is None else jnp.asarray(log_prior, float)
     check_shape("log_prior", log_prior, (len(archs),))
-    return evidence(model, archs, jax.nn.softmax(log_prior))
+    return evidence_over(model, archs, jax.nn.softmax(log_prior))
 
 
 def sampled_evidence(
@@ -84,7 +89,8 @@ def log_posterior(
 ) -> Float[Array, " n"]:
     """Return the log posterior probability of n candidates: log p(D|α)/T + log p(α), normalised.
 
-    Candidates with a false mask, or whose likelihood is NaN, have −inf (all, if none is left).
+    Candidates with a false mask, or whose likelihood is no number, have −inf; if
+    none is left, all have.
 
     Example:
         >>> jnp.exp(log_posterior(jnp.array([-5e4, -5e4, -9e4]))).round(3).tolist()
@@ -98,7 +104,7 @@ def log_posterior(
         log_prior = jnp.asarray(log_prior, float)
         check_shape("log_prior", log_prior, scores.shape)
         scores = scores + log_prior
-    usable = ~jnp.isnan(scores)
+    usable = scores < jnp.inf  # neither is NaN
     if mask is not None:
         check_shape("mask", jnp.asarray(mask), scores.shape)
         usable &= jnp.asarray(mask)
@@ -118,10 +124,17 @@ def quadrature_weights(
         raise BQNESError(
             f"warp is {model.warp!r}; only the plain GP (warp='none') is linear in the likelihoods."
         )
-    archs, weights = jnp.asarray(archs), jnp.asarray(weights, float)
-    check_shape("weights", weights, archs.shape[:1])
-    check_finite("weights", weights)
+    archs, weights = _weighted(model, archs, weights)
     return _quadrature_weights(model.latent, archs, weights)
+
+
+def _weighted(
+    model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike
+) -> tuple[Num[Array, "m length"], Float[Array, " m"]]:
+    archs, weights = as_rows(model.latent.kernel, archs), jnp.asarray(weights, float)
+    check_shape("weights", weights, archs.shape[:1])
+    check_distribution("weights", weights)
+    return jnp.asarray(archs), weights
 
 
 @functools.partial(jax.jit, static_argnames="sampled")
@@ -168,6 +181,10 @@ def _double_sum(
         if squared:
             return jnp.sum(matmul(half.T * weights, half) ** 2)
         return jnp.sum(matmul(half.T, weights) ** 2)
+    if is_finite(posterior.kernel) and not squared:
+        prior = jnp.sum(matmul(posterior.kernel.features(archs).T, weights) ** 2)
+        explained = jnp.sum(matmul(half.T, weights) ** 2)
+        return posterior.hyperparameters.amplitude * prior - explained
 
     rows = min(_ROWS, len(weights))
     blocks = -(-len(weights) // rows)

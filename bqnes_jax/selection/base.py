@@ -13,11 +13,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32
 
-from bqnes_jax.errors import BQNESError, as_float, check_shape, concrete
+from bqnes_jax.errors import BQNESError, as_float, check_mask, check_shape, concrete
 
-# Methods see a probability of 0 as e^FLOOR: worse than any that occurs, yet a number, so that
-# candidates are ranked by how many zeros they have and then by everything else.
-FLOOR = -1e4
+# Methods see a probability of 0, and all below e^ZERO, as e^FLOOR: a number that can be added up
+# and mixed, and that even after mixing stays apart from every other.
+FLOOR, ZERO = -1e4, -5e3
 
 
 class Candidates(NamedTuple):
@@ -65,8 +65,8 @@ def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, j
             f"log_probs has shape {log_probs.shape}; it must be (candidates, validation points) "
             "with at least one of each."
         )
-    mask = jnp.ones(len(log_probs), bool) if mask is None else jnp.asarray(mask, bool)
-    check_shape("mask", mask, log_probs.shape[:1])
+    mask = jnp.ones(len(log_probs), bool) if mask is None else jnp.asarray(mask)
+    check_mask("mask", mask, len(log_probs))
     usable = _usable(log_probs, mask)
     values, known = concrete(log_probs), concrete(usable)
     if values is not None and known is not None:
@@ -95,7 +95,17 @@ def _check_values(log_probs: np.ndarray, usable: np.ndarray) -> None:
 
 def floored(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float[Array, "N n"]:
     """Make every entry a finite number, FLOOR standing for probability 0 and for failure."""
-    return jnp.where(usable[:, None], jnp.maximum(log_probs, FLOOR), FLOOR)
+    return jnp.where(usable[:, None] & (log_probs >= ZERO), log_probs, FLOOR)
+
+
+def zeros(log_mixture: Float[Array, "*batch n"]) -> Int32[Array, "*batch"]:
+    """Count the points that get probability 0."""
+    return jnp.sum(log_mixture < (FLOOR + ZERO) / 2, axis=-1, dtype=jnp.int32)
+
+
+def score(log_mixture: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
+    """Rank mixtures: first by how few points get probability 0, then by the mean log-likelihood."""
+    return jnp.mean(log_mixture, axis=-1) + 10 * FLOOR * zeros(log_mixture)
 
 
 def countable_points(log_probs: Float[Array, "N n"]) -> Bool[Array, " n"]:

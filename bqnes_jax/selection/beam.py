@@ -4,13 +4,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from bqnes_jax.selection.base import FLOOR, Candidates, Choice
+from bqnes_jax.selection.base import FLOOR, Candidates, Choice, score
 from bqnes_jax.types import Status
 
 
 def top(candidates: Candidates, size: int) -> Choice:
     """Take the candidates with the smallest validation losses, with equal weights."""
-    scores = jnp.mean(candidates.log_probs, axis=1)
+    scores = score(candidates.log_probs)
     scores, members = lax.top_k(jnp.where(candidates.usable, scores, -jnp.inf), size)
     return Choice(members, (scores > -jnp.inf).astype(scores.dtype), jnp.int32(Status.OK))
 
@@ -24,7 +24,7 @@ def beam(candidates: Candidates, size: int) -> Choice:
 
     def add(state, _):
         log_total, available = state  # log_total: logarithm of the summed probabilities
-        scores = jnp.mean(_log_add(log_total, log_probs), axis=1)
+        scores = score(_log_add(log_total, log_probs))
         best = jnp.argmax(jnp.where(available, scores, -jnp.inf)).astype(jnp.int32)
         log_total = _log_add(log_total, log_probs[best])
         return (log_total, available.at[best].set(False)), (best, available[best])

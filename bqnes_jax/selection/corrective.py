@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from bqnes_jax.selection.base import FLOOR, Candidates, Choice, log_mixture
+from bqnes_jax.selection.base import FLOOR, Candidates, Choice, log_mixture, score
 from bqnes_jax.selection.beam import beam
 from bqnes_jax.selection.stacking import fit, stack
 from bqnes_jax.types import Status
@@ -65,7 +65,7 @@ def _weighted(
 ) -> _Ensemble:
     stacking, mixture = fit(candidates.log_probs[members], filled)
     # Not the loss of the stacking, which leaves out what none of these few members can explain.
-    loss = -jnp.mean(mixture)
+    loss = -score(mixture)
     return _Ensemble(members, stacking.weights, loss, stacking.status & Status.NOT_CONVERGED)
 
 
@@ -115,4 +115,4 @@ def _losses_with_each(
     start = zero, zero + 1, zero + 0.25
     _, _, t = lax.fori_loop(0, _LINE_SEARCH_STEPS, narrow, start)
     ratio, _, mixed = terms(t)
-    return -jnp.mean(log_current + jnp.maximum(ratio, 0) + jnp.log(mixed), axis=1)
+    return -score(log_current + jnp.maximum(ratio, 0) + jnp.log(mixed))

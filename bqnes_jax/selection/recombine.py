@@ -6,7 +6,7 @@ from jax import lax
 from bqnes_jax.quadrature.evidence import log_posterior
 from bqnes_jax.quadrature.nystrom import choose_landmarks, nystrom_test_functions
 from bqnes_jax.quadrature.recombination import recombine as recombined
-from bqnes_jax.selection.base import Candidates, Choice
+from bqnes_jax.selection.base import Candidates, Choice, zeros
 from bqnes_jax.types import Status
 
 
@@ -17,10 +17,10 @@ def recombine(candidates: Candidates, size: int) -> Choice:
     space. A single member has no function to get right: it is the mode. Many ensembles keep these
     expectations; which one is found may depend on how much padding the candidates come with.
     """
+    missed = jnp.where(candidates.usable, zeros(candidates.log_probs), jnp.iinfo(jnp.int32).max)
+    likely = candidates.usable & (missed == jnp.min(missed))  # a likelihood of 0 has no mass
     evidence = jnp.sum(candidates.log_probs, axis=1)
-    posterior = log_posterior(
-        evidence, candidates.log_prior, candidates.usable, candidates.temperature
-    )
+    posterior = log_posterior(evidence, candidates.log_prior, likely, candidates.temperature)
     mass = jnp.exp(posterior).astype(candidates.log_probs.dtype)
     if size == 1:
         weights, members = lax.top_k(mass, 1)

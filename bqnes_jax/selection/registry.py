@@ -89,7 +89,7 @@ def methods() -> tuple[str, ...]:
 
 
 def register(name: str, method: Method, needs_kernel: bool = False) -> None:
-    """Add, or replace, a method of your own: a pure function (Candidates, size) -> Choice.
+    """Add a method of your own: a pure function (Candidates, size) -> Choice.
 
     `size` is at most the number of candidates. What the method leaves open, `select` does: weights
     are normalised, unused slots filled, and no weight goes to a candidate that is not usable.

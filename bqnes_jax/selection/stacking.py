@@ -48,7 +48,7 @@ def stacking_weights(log_probs: ArrayLike, mask: ArrayLike | None = None) -> Sta
 
         ω = argmin −(1/n) Σ_i log Σ_n ω_n p_n(y_i | x_i)    over ω ≥ 0, Σ_n ω_n = 1
 
-    It is convex. A log-probability of −inf (or below −10⁴) is a probability of 0.
+    It is convex. A log-probability of −inf (or below −5,000) is a probability of 0.
 
     Args:
         log_probs: N×n, of the true class of each validation point under each candidate.

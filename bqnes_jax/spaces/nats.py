@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32
 
-from bqnes_jax.errors import BQNESError, check_whole, concrete
+from bqnes_jax.errors import BQNESError, check_shape, check_whole, concrete
 from bqnes_jax.spaces.base import Architecture, Architectures, as_architectures
 from bqnes_jax.types import PRNGKey
 
@@ -62,7 +62,7 @@ class NATSSpace:
 
     def mutate(self, key: PRNGKey, arch: ArrayLike) -> Architecture:
         """Change the operation on one edge to a different one, both drawn uniformly."""
-        arch = as_architectures(self, arch)
+        arch = self._one(arch)
         edge_key, shift_key = jax.random.split(key)
         edge = jax.random.randint(edge_key, (), 0, len(EDGES))
         shift = jax.random.randint(shift_key, (), 1, len(OPERATIONS), jnp.int32)
@@ -75,6 +75,8 @@ class NATSSpace:
     def from_index(self, index: ArrayLike) -> Int32[Array, "*batch 6"]:
         """Return the architectures of these numbers, 0 … 15,624."""
         values = concrete(index)
+        if not jnp.issubdtype(jnp.result_type(index), jnp.integer):
+            raise BQNESError(f"index is of type {jnp.result_type(index)}; it must be an integer.")
         if values is not None and values.size and not 0 <= values.min() <= values.max() < self.size:
             worst = values.min() if values.min() < 0 else values.max()
             raise BQNESError(f"index {worst} is outside space 'nats'; it must be from 0 to 15624.")
@@ -83,7 +85,7 @@ class NATSSpace:
 
     def to_string(self, arch: ArrayLike) -> str:
         """Write one cell in NAS-Bench-201's form."""
-        arch = np.asarray(as_architectures(self, arch))
+        arch = np.asarray(self._one(arch))
         nodes: dict[int, str] = {}
         for (source, target), operation in zip(EDGES, arch, strict=True):
             nodes[target] = nodes.get(target, "|") + f"{OPERATIONS[operation]}~{source}|"
@@ -116,7 +118,12 @@ class NATSSpace:
         what lies on no path from input to output dropped. A cell without such a path has the empty
         graph. Static shape: 9 nodes and 10 edges, of which the padding belongs to a second graph.
         """
-        return _graph(as_architectures(self, arch))
+        return _graph(self._one(arch))
+
+    def _one(self, arch: ArrayLike) -> Architecture:
+        arch = as_architectures(self, arch)
+        check_shape("architecture", arch, (len(EDGES),))
+        return arch
 
 
 @jax.jit

@@ -1,7 +1,6 @@
 """What every surrogate offers to acquisition: a prediction, and what one more point would change.
 
-Both functions dispatch on the type of the surrogate; a surrogate of your own registers itself with
-`predict.register` and `fantasise.register`.
+Both functions dispatch on the type of the surrogate.
 """
 
 import functools
@@ -13,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from bqnes_jax.errors import BQNESError, check_finite, check_shape
+from bqnes_jax.errors import BQNESError, check_finite, check_mask, check_shape
 from bqnes_jax.kernels.base import Kernel
 from bqnes_jax.spaces.base import as_architectures
 
@@ -60,19 +59,21 @@ def as_design(
     Traced values cannot be looked at: what is not finite is then left out by the mask.
     """
     # NumPy until all is checked, so that bad input compiles nothing.
-    archs, targets, mask = (
-        array if isinstance(array, jax.Array) else np.asarray(array)
-        for array in (archs, targets, np.ones(len(archs), bool) if mask is None else mask)
-    )
+    archs, targets = (x if isinstance(x, jax.Array) else np.asarray(x) for x in (archs, targets))
+    checked = as_rows(kernel, archs)
+    check_shape(name, targets, archs.shape[:1])
+    mask = np.ones(len(archs), bool) if mask is None else mask
+    mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    check_mask("mask", mask, len(archs))
+    check_finite(name, targets, where=mask)
+    return Design(jnp.asarray(checked), jnp.asarray(targets, float), jnp.asarray(mask))
+
+
+def as_rows(kernel: Kernel, archs: ArrayLike) -> jax.Array | np.ndarray:
+    """Check architectures [n, length], and their entries if the kernel names a space."""
+    archs = archs if isinstance(archs, jax.Array) else np.asarray(archs)
     if archs.ndim != 2:
         raise BQNESError(
             f"architectures have shape {archs.shape}; it must be (n, length), one row for each."
         )
-    check_shape(name, targets, archs.shape[:1])
-    check_shape("mask", mask, archs.shape[:1])
-    if mask.dtype != bool:
-        raise BQNESError(f"mask has type {mask.dtype}; it must be bool, true where observed.")
-    check_finite(name, targets, where=mask)
-    if hasattr(kernel, "space"):
-        archs = as_architectures(kernel.space, archs)
-    return Design(jnp.asarray(archs), jnp.asarray(targets, float), jnp.asarray(mask))
+    return as_architectures(kernel.space, archs) if hasattr(kernel, "space") else archs

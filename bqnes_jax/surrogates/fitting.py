@@ -52,13 +52,16 @@ class Fitted(NamedTuple):
 
 def fit_hyperparameters(kernel: Kernel, design: Design, config: FitConfig) -> Fitted:
     """Maximise log N(y; 0, a(K + ρI)); the targets of padding are zero."""
-    if jax.tree.leaves(kernel) and config.kernel_steps:
+    adapted = bool(jax.tree.leaves(kernel)) and config.kernel_steps > 0
+    if adapted:
         kernel = _adapt_kernel(kernel, design, config)
     spectrum = decompose(kernel, design)
     low, high = config.noise_bounds
     ratio = _maximise(functools.partial(profile_log_likelihood, spectrum), low, high)
     amplitude = jnp.where(spectrum.count > 0, _best_amplitude(spectrum, ratio), 1)
-    at_bound = (ratio < 1.01 * low) | (ratio > high / 1.01) | (_quadratic(spectrum, ratio) == 0)
+    at_bound = _touches(ratio, config.noise_bounds) | (_quadratic(spectrum, ratio) == 0)
+    for leaf in jax.tree.leaves(kernel) if adapted else ():
+        at_bound |= _touches(leaf, config.kernel_bounds)
     return Fitted(kernel, Hyperparameters(amplitude, amplitude * ratio), at_bound)
 
 
@@ -157,6 +160,10 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
     start = (free, optimiser.init(free), free, jnp.asarray(jnp.inf, middle.dtype))
     best = lax.fori_loop(0, config.kernel_steps + 1, step, start)[2]
     return unpack(best)[0]
+
+
+def _touches(value: Array, bounds: tuple[float, float]) -> Bool[Array, ""]:
+    return jnp.any((value < 1.01 * bounds[0]) | (value > bounds[1] / 1.01))
 
 
 def _from_free(free: Array, low: float, high: float) -> Array:

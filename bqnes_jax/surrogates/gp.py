@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Num
 
-from bqnes_jax.errors import check_positive
+from bqnes_jax.errors import check_mask, check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
 from bqnes_jax.surrogates import base
-from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_design
+from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_design, as_rows
 from bqnes_jax.surrogates.fitting import FitConfig, fit_hyperparameters
 from bqnes_jax.surrogates.solve import in_weight_space, solve
 from bqnes_jax.types import Status, flag
@@ -105,7 +105,7 @@ def predict(posterior: Posterior, archs: ArrayLike, full_covariance: bool = Fals
 
     Observation noise is not part of it: add `posterior.hyperparameters.noise` for that.
     """
-    return _predict(posterior, jnp.asarray(archs), full_covariance)
+    return _predict(posterior, jnp.asarray(as_rows(posterior.kernel, archs)), full_covariance)
 
 
 @base.fantasise.register
@@ -114,8 +114,9 @@ def fantasise(posterior: Posterior, archs: ArrayLike, mask: ArrayLike | None = N
 
     The mean stays as it is; the variance shrinks around them.
     """
-    archs = jnp.asarray(archs)
-    mask = jnp.ones(archs.shape[0], bool) if mask is None else jnp.asarray(mask)
+    archs = jnp.asarray(as_rows(posterior.kernel, archs))
+    mask = jnp.ones(len(archs), bool) if mask is None else jnp.asarray(mask)
+    check_mask("mask", mask, len(archs))
     return _fantasise(posterior, archs, mask)
 
 
@@ -125,7 +126,9 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     asked, design = design, usable(design)
     dtype = design.targets.dtype
     amplitude, noise = (jnp.asarray(value, dtype) for value in hyperparameters)
-    solution = solve(kernel, design, noise / amplitude)
+    floor = jnp.finfo(dtype).eps  # less noise than that is none to the arithmetic
+    ratio = jnp.maximum(noise / amplitude, floor)
+    solution = solve(kernel, design, ratio)
     n = jnp.sum(design.mask)
     evidence = -0.5 * (
         solution.quadratic / amplitude
@@ -135,11 +138,12 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     return Posterior(
         kernel=kernel,
         design=design,
-        hyperparameters=Hyperparameters(amplitude, noise),
+        hyperparameters=Hyperparameters(amplitude, ratio * amplitude),
         coefficients=solution.coefficients,
         factor=jnp.sqrt(amplitude) * solution.factor,
         log_marginal_likelihood=evidence.astype(dtype),
-        status=flag(solution.jittered, Status.JITTERED)
+        status=flag(solution.jittered | (noise / amplitude < floor), Status.JITTERED)
+        | flag(~jnp.isfinite(evidence), Status.INFEASIBLE)
         | flag(jnp.any(asked.mask != design.mask), Status.MASKED_TARGETS)
         | flag(n == 0, Status.EMPTY),
         weight_space=in_weight_space(kernel, design.archs),

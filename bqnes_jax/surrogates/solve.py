@@ -50,10 +50,8 @@ def solve(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Solution:
 def _solve_weights(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Solution:
     features = masked_features(kernel, design)
     d = features.shape[1]
-    floor = jnp.finfo(features.dtype).eps
-    safe_ratio = jnp.maximum(ratio, floor)
     # The QR of [Ψ; √ρ I] has RᵀR = ΨᵀΨ + ρI without squaring Ψ, which in float32 would drown ρ.
-    stacked = jnp.concatenate([features, jnp.sqrt(safe_ratio) * jnp.eye(d, dtype=features.dtype)])
+    stacked = jnp.concatenate([features, jnp.sqrt(ratio) * jnp.eye(d, dtype=features.dtype)])
     upper = jnp.linalg.qr(stacked, mode="r")
     inverse = solve_triangular(upper, jnp.eye(d, dtype=features.dtype))
     coefficients = matmul(inverse, matmul(inverse.T, matmul(features.T, design.targets)))
@@ -61,11 +59,11 @@ def _solve_weights(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> S
     n = jnp.sum(design.mask)
     return Solution(
         coefficients=coefficients,
-        factor=jnp.sqrt(safe_ratio) * inverse,
-        quadratic=jnp.sum(residual**2) / safe_ratio + jnp.sum(coefficients**2),
+        factor=jnp.sqrt(ratio) * inverse,
+        quadratic=jnp.sum(residual**2) / ratio + jnp.sum(coefficients**2),
         log_determinant=2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(upper))))
-        + (n - d) * jnp.log(safe_ratio),
-        jittered=ratio < floor,
+        + (n - d) * jnp.log(ratio),
+        jittered=jnp.zeros((), bool),
     )
 
 
