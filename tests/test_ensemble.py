@@ -1,6 +1,5 @@
 """Ensemble predictions against NumPy and SciPy, their properties, and members that failed."""
 
-import doctest
 import functools
 
 import jax
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
 
-from bqnes_jax import ensemble, metrics
+from bqnes_jax import metrics
 from bqnes_jax.ensemble import ensemble_log_probabilities, ensemble_probabilities
 from bqnes_jax.errors import BQNESError
 
@@ -274,7 +273,3 @@ def test_wrong_shapes_and_spaces_are_refused(function):
 def test_no_points_give_no_predictions(space):
     weights, members = np.array([0.5, 0.5]), np.full((2, 0, 3), 0.5)
     assert ensemble_probabilities(weights, members, space).shape == (0, 3)
-
-
-def test_examples():
-    assert doctest.testmod(ensemble).failed == 0

@@ -1,6 +1,5 @@
 """Metrics against scikit-learn, brute force and cases worked out by hand."""
 
-import doctest
 import functools
 
 import jax
@@ -385,7 +384,3 @@ def test_surrogate_errors_refuse_bad_input():
     assert metrics.rmse(np.ones(2), np.array([-1.0, 1.0]), normalised=False) == np.sqrt(2)
     assert np.isnan(jax.jit(metrics.nlpd)(good, np.array([1.0, 0.0, 1.0]), good))
     assert np.isnan(jax.jit(metrics.nlpd)(good, -good, good))
-
-
-def test_examples():
-    assert doctest.testmod(metrics).failed == 0
