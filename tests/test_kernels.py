@@ -36,6 +36,7 @@ def connected(key, n):
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3])
 def test_gram_equals_grakels(key, iterations):
     archs = connected(key, 60)
+    # GraKeL refuses zero iterations; that would be its base kernel.
     theirs = (
         grakel.WeisfeilerLehman(n_iter=iterations, normalize=True)
         if iterations

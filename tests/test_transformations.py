@@ -1,6 +1,7 @@
 """Each public function of the core: eager = jit = vmap, and other data do not compile again."""
 
 import functools
+import inspect
 
 import chex
 import jax
@@ -8,14 +9,18 @@ import jax.numpy as jnp
 import pytest
 from jax.tree_util import Partial
 
+from bqnes_jax import ensemble, kernels, metrics, quadrature, selection
 from bqnes_jax.kernels import RBF, WL, Linear, wl_histograms, wl_labels
 from bqnes_jax.quadrature import (
+    choose_landmarks,
     evidence_over,
     exact_evidence,
     log_expected_improvement,
     log_posterior,
+    nystrom_test_functions,
     propose,
     quadrature_weights,
+    recombine,
     sampled_evidence,
     uncertainty_sampling,
     upper_confidence_bound,
@@ -75,6 +80,18 @@ def design(key):
     return grid(key), numbers(key), jnp.arange(8) < 6
 
 
+def probabilities(key, members=3):
+    return jax.nn.softmax(jax.random.normal(key, (members, 8, 4)))
+
+
+def labelled(key):
+    return probabilities(key)[0], jax.random.randint(key, (8,), 0, 4)
+
+
+def mixture(key):
+    return jax.nn.softmax(numbers(key)[:3]), probabilities(key)
+
+
 EI = Partial(log_expected_improvement, best=0.5)
 FIT, WARP = FitConfig(kernel_steps=3), WarpConfig()
 
@@ -132,6 +149,44 @@ PUBLIC = {
         lambda m, w: evidence_over(m, POOL[:8], w),
         lambda key: (model(key), jax.nn.softmax(numbers(key))),
     ),
+    "recombine": (
+        recombine,
+        lambda key: (jax.random.normal(key, (8, 4)), jax.nn.softmax(numbers(key))),
+    ),
+    "choose_landmarks": (
+        functools.partial(choose_landmarks, count=3),
+        lambda key: (KERNEL.gram(grid(key)), jax.nn.softmax(numbers(key))),
+    ),
+    "nystrom_test_functions": (
+        lambda gram: nystrom_test_functions(gram, jnp.arange(3)),
+        lambda key: (KERNEL.gram(grid(key)),),
+    ),
+    "stacking_weights": (
+        selection.stacking_weights,
+        lambda key: (jnp.log(probabilities(key)[..., 0]),),
+    ),
+    "select": (
+        lambda log_probs: selection.select("beam", log_probs, 2),
+        lambda key: (jnp.log(probabilities(key)[..., 0]),),
+    ),
+    "accuracy": (metrics.accuracy, labelled),
+    "log_likelihood": (metrics.log_likelihood, labelled),
+    "mean_log_likelihood": (metrics.mean_log_likelihood, labelled),
+    "brier_score": (metrics.brier_score, labelled),
+    "ece": (metrics.ece, labelled),
+    "reliability_curve": (metrics.reliability_curve, labelled),
+    "disagreement": (metrics.disagreement, lambda key: (probabilities(key),)),
+    "per_member": (
+        functools.partial(metrics.per_member, metrics.accuracy),
+        lambda key: (probabilities(key), labelled(key)[1]),
+    ),
+    "rmse": (metrics.rmse, lambda key: (numbers(key), 1 + numbers(key) ** 2)),
+    "nlpd": (metrics.nlpd, lambda key: (*prediction(key), numbers(key))),
+    "ensemble_probabilities": (ensemble.ensemble_probabilities, mixture),
+    "ensemble_log_probabilities": (
+        lambda weights, members: ensemble.ensemble_log_probabilities(weights, jnp.log(members)),
+        mixture,
+    ),
     "linear_gram": (Linear().gram, lambda key: (POOL * numbers(key)[0],)),
     "gp_fit_weight_space": (
         lambda a, y: gp.fit(WL(NATS, iterations=0), a, y),
@@ -168,3 +223,17 @@ def test_transformations(name, compilations, tolerance):
 
     stack = functools.partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
     assert_close(jax.vmap(function)(*stack(*each)), stack(*eager), atol)
+
+
+NOT_NUMERICAL = {"is_finite", "vocabulary", "methods", "register"}
+
+
+@pytest.mark.parametrize("module", [kernels, quadrature, selection, metrics, ensemble])
+def test_no_public_function_is_left_out(module):
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    functions = {name for name in names if name.islower() and not name.startswith("_")}
+    assert functions - NOT_NUMERICAL <= set(PUBLIC)
