@@ -58,8 +58,7 @@ def make_run(table, options):
         mask = jnp.arange(options.budget) < count
         model = wsabi.fit(Linear(), features[chosen], table.log_likelihoods[chosen], mask, config)
         best = jnp.max(table.accuracies[chosen], where=mask, initial=0)
-        unseen = jnp.ones(NATS.size, bool).at[jnp.where(mask, chosen, NATS.size)].set(False)
-        proposal = propose(model, features, eligible=unseen)
+        proposal = propose(model, features)
         estimate = evidence_over(model, features, prior)
         return chosen.at[count].set(proposal.indices[0], mode="drop"), (estimate, best)
 

@@ -36,6 +36,13 @@ def precision(request):
     jax.config.update("jax_enable_x64", before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Free what a file has compiled: a process may hold only so many memory maps (65,530)."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def tolerance(precision):
     """Return a function (float32 tolerance, float64 tolerance) -> the one in force."""
