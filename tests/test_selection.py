@@ -349,7 +349,7 @@ def test_a_method_of_ones_own():
         ({"mask": np.ones(3, bool)}, "mask has shape"),
         ({"log_prior": np.zeros(3)}, "log_prior has shape"),
         ({"log_prior": np.full(COUNT, np.nan)}, "log_prior holds nan"),
-        ({"temperature": 0.0}, "temperature is 0.; it must be positive"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
         ({"log_probs": np.full((COUNT, POINTS), 0.5)}, "pass log-probabilities"),
     ],
 )
