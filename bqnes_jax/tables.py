@@ -1,25 +1,59 @@
 """Results in memory: what each architecture of a space scored."""
 
+import functools
 import importlib
 import warnings
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
-from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.candidates import Outcome
+from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
+from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, enumerate_space
 
 
 class Table(NamedTuple):
     """One row for each architecture of a space, in the order of its index; NaN where there is none.
 
-    Log-likelihoods are summed over the validation set, accuracies are on it, from 0 to 1.
+    Attributes:
+        log_likelihoods: summed over the validation points.
+        accuracies: on the validation points, from 0 to 1.
+        log_probs: of the true class of each of n validation points; None where they are not known.
+        probabilities: of all classes at each of m test points; None where they are not known.
     """
 
     log_likelihoods: Float[Array, " size"]
     accuracies: Float[Array, " size"]
+    log_probs: Float[Array, "size n"] | None = None
+    probabilities: Float[Array, "size m classes"] | None = None
+
+
+def evaluator(table: Table, space: EnumerableSpace) -> Partial:
+    """Return the function that looks up what evaluating architectures of a space gave.
+
+    It is a pytree whose leaves are the table's: as an argument of a compiled function, other tables
+    of the same shapes do not compile again.
+
+    Example:
+        >>> table = Table(-jnp.arange(15_625.0), jnp.zeros(15_625))
+        >>> evaluator(table, NATS)(NATS.from_index(jnp.array([3, 4]))).log_likelihoods.tolist()
+        [-3.0, -4.0]
+    """
+    check_shape("table.log_likelihoods", table.log_likelihoods, (space.size,))
+    return Partial(_lookup(space), table)
+
+
+@functools.cache
+def _lookup(space: EnumerableSpace):
+    def look_up(table: Table, archs: Architectures) -> Outcome:
+        index = space.index(archs)
+        log_probs = None if table.log_probs is None else table.log_probs[index]
+        return Outcome(archs, table.log_likelihoods[index], log_probs)
+
+    return look_up
 
 
 class _Surface(NamedTuple):

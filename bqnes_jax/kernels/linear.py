@@ -1,11 +1,14 @@
 """The inner product of features that are known already."""
 
+from collections.abc import Callable
+
 import flax
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from bqnes_jax.kernels.base import matmul
+from bqnes_jax.kernels.base import Kernel, is_finite, matmul
 
 
 @flax.struct.dataclass
@@ -37,3 +40,25 @@ class Linear:
     def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
         """Return the squared lengths."""
         return jnp.sum(jnp.asarray(archs) ** 2, axis=1)
+
+
+def split(kernel: Kernel) -> tuple[Callable[[ArrayLike], Array], Kernel]:
+    """Split a kernel into what is fixed about an architecture and a kernel on that.
+
+    Returns `(view, kernel on views)`: the same kernel, but a loop can compute the views once. A
+    finite kernel without hyper-parameters becomes its features and `Linear`; a kernel may offer a
+    `split` of its own; any other sees architectures as they are.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS
+        >>> view, kernel = split(WL(NATS))
+        >>> archs = NATS.from_index(jnp.array([9504, 777]))
+        >>> bool(jnp.allclose(kernel.gram(view(archs)), WL(NATS).gram(archs)))
+        True
+    """
+    if hasattr(kernel, "split"):
+        return kernel.split()
+    if is_finite(kernel) and not jax.tree.leaves(kernel):
+        return kernel.features, Linear()
+    return jnp.asarray, kernel

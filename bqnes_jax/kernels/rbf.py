@@ -1,7 +1,8 @@
-"""The squared-exponential kernel on the coordinates of a space."""
+"""Squared-exponential kernels: on the coordinates of a space, and on features of another kernel."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from bqnes_jax.errors import BQNESError, as_float, check_positive
+from bqnes_jax.kernels.base import Kernel, is_finite, matmul
+from bqnes_jax.kernels.linear import split
 from bqnes_jax.spaces.base import CoordinateSpace
 
 
@@ -63,6 +66,65 @@ class RBF:
     def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
         """Return ones."""
         return jnp.ones(jnp.shape(archs)[0])
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["inner", "length_scale"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class FeatureRBF:
+    """k(α, α') = exp(−‖ψ(α) − ψ(α')‖² / 2ℓ²) with ψ the features of a finite kernel.
+
+    A linear kernel on few features cannot have a narrow peak: what is alike is likely everywhere
+    along a direction. This one forgets with distance. Features of length 1 (those of `WL`) are at
+    most √2 apart.
+
+    Example:
+        >>> from bqnes_jax.kernels import WL
+        >>> from bqnes_jax.spaces import NATS
+        >>> kernel = FeatureRBF(WL(NATS), length_scale=0.5)
+        >>> kernel.diag(NATS.from_index(jnp.array([9504, 0]))).tolist()
+        [1.0, 1.0]
+    """
+
+    inner: Kernel
+    length_scale: ArrayLike = 0.5
+
+    finite = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length_scale, jax.Array | np.ndarray | float | int):
+            scale = as_float(self.length_scale)
+            check_positive("length_scale", scale)
+            object.__setattr__(self, "length_scale", scale)
+        if hasattr(self.inner, "features") and not is_finite(self.inner):
+            raise BQNESError(
+                f"inner is {type(self.inner).__name__}; it must be a finite kernel, such as WL."
+            )
+
+    def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
+        """Return the features of the inner kernel."""
+        return self.inner.features(archs)
+
+    def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
+        """Evaluate the kernel between all pairs."""
+        return self.cross(archs, archs)
+
+    def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
+        """Evaluate the kernel between each of one set and each of another."""
+        a, b = self.features(archs), self.features(others)
+        # ‖a‖² + ‖b‖² − 2⟨a, b⟩: features are wide, of length about 1, and seldom close.
+        squares = jnp.sum(a**2, 1)[:, None] + jnp.sum(b**2, 1) - 2 * matmul(a, b.T)
+        return jnp.exp(-0.5 * jnp.maximum(squares, 0) / self.length_scale**2)
+
+    def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
+        """Return ones."""
+        return jnp.ones(jnp.shape(archs)[0])
+
+    def split(self) -> tuple[Callable[[ArrayLike], Array], Kernel]:
+        """Take what is fixed about the inner kernel out."""
+        view, inner = split(self.inner)
+        return view, FeatureRBF(inner, self.length_scale)
 
 
 @jax.jit

@@ -6,6 +6,7 @@ arrays: `Partial(log_expected_improvement, best=2.5)`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -123,22 +124,46 @@ def _propose(
     views = described(pool)
     observed = posterior.design
     taken = _is_among(views, described(observed.archs), observed.mask)
+    indices, scores = choose_greedily(
+        surrogate,
+        pool,
+        lambda prediction: acquisition(prediction, log_prior),
+        eligible & ~taken,
+        q,
+        lambda best: _equal(views, views[best]),
+    )
+    return Proposal(indices, pool[indices], scores, flag(jnp.any(scores == -jnp.inf), Status.EMPTY))
+
+
+def choose_greedily(
+    surrogate,
+    rows: Num[Array, "m length"],
+    score: Callable[[Prediction], Float[Array, " m"]],
+    eligible: Bool[Array, " k"],
+    q: int,
+    excludes: Callable[[Int32[Array, ""]], Bool[Array, " k"]],
+    row_of: Int32[Array, " k"] | None = None,
+) -> tuple[Int32[Array, " q"], Float[Array, " q"]]:
+    """Choose q of k, each after conditioning on the surrogate's own mean at those before it.
+
+    The surrogate sees the i-th of them as `rows[row_of[i]]`, so that many can share a row (one row
+    each unless given); `excludes(i)` tells what choosing it rules out, itself included.
+    """
+    row_of = jnp.arange(len(eligible), dtype=jnp.int32) if row_of is None else row_of
 
     def choose(carry, slot):
         chosen, filled, eligible = carry
         current = surrogate if q == 1 else fantasise(surrogate, chosen, filled)
-        scores = acquisition(predict(current, pool), log_prior)
+        scores = score(predict(current, rows))[row_of]
         # A score may underflow to −inf and still be the best there is; only NaN is none.
         scores = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
         scores = jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
         best = jnp.argmax(scores).astype(jnp.int32)
-        eligible &= ~_equal(views, views[best])
-        carry = chosen.at[slot].set(pool[best]), filled.at[slot].set(True), eligible
-        return carry, (best, scores[best])
+        carry = chosen.at[slot].set(rows[row_of[best]]), filled.at[slot].set(True)
+        return (*carry, eligible & ~excludes(best)), (best, scores[best])
 
-    start = (jnp.zeros((q, pool.shape[1]), pool.dtype), jnp.zeros(q, bool), eligible & ~taken)
-    (chosen, _, _), (indices, scores) = lax.scan(choose, start, jnp.arange(q))
-    return Proposal(indices, chosen, scores, flag(jnp.any(scores == -jnp.inf), Status.EMPTY))
+    start = (jnp.zeros((q, rows.shape[1]), rows.dtype), jnp.zeros(q, bool), eligible)
+    return lax.scan(choose, start, jnp.arange(q))[1]
 
 
 def _latent(surrogate) -> Posterior:

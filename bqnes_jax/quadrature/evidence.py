@@ -50,7 +50,7 @@ class Evidence(NamedTuple):
 def evidence_over(model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike) -> Evidence:
     """Sum over m architectures [m, length] with prior probabilities `weights` [m]."""
     archs, weights = _weighted(model, archs, weights)
-    return _evidence(model, archs, weights, sampled=False)
+    return weighted_evidence(model, archs, weights, sampled=False)
 
 
 def exact_evidence(
@@ -78,7 +78,7 @@ def sampled_evidence(
     """Average over draws from the prior; the error shrinks as samples^-½."""
     check_whole("samples", samples, 2)
     archs = space.sample(key, samples)
-    return _evidence(model, archs, jnp.full(samples, 1 / samples), sampled=True)
+    return weighted_evidence(model, archs, jnp.full(samples, 1 / samples), sampled=True)
 
 
 def log_posterior(
@@ -138,12 +138,13 @@ def _weighted(
 
 
 @functools.partial(jax.jit, static_argnames="sampled")
-def _evidence(
+def weighted_evidence(
     model: LikelihoodModel,
     archs: Num[Array, "m length"],
     weights: Float[Array, " m"],
     sampled: bool,
 ) -> Evidence:
+    """Sum over architectures that have been checked; `sampled` where they are prior draws."""
     latent = gp.predict(model.latent, archs)
     values = wsabi.unwarp(model, latent).mean
     mean = jnp.sum(weights * values)
@@ -176,15 +177,17 @@ def _double_sum(
     squared: bool = False,
 ) -> Float[Array, ""]:
     """Return Σ_i Σ_j w_i w_j Σ_ij, or with Σ_ij², Σ the posterior covariance."""
-    half = matmul(gp.posterior_basis(posterior, archs), posterior.factor)
-    if posterior.weight_space:
-        if squared:
-            return jnp.sum(matmul(half.T * weights, half) ** 2)
-        return jnp.sum(matmul(half.T, weights) ** 2)
+    basis = gp.posterior_basis(posterior, archs)
+    # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
+    explained = jnp.sum(matmul(posterior.factor.T, matmul(basis.T, weights)) ** 2)
+    if posterior.weight_space and not squared:
+        return explained
     if is_finite(posterior.kernel) and not squared:
         prior = jnp.sum(matmul(posterior.kernel.features(archs).T, weights) ** 2)
-        explained = jnp.sum(matmul(half.T, weights) ** 2)
         return posterior.hyperparameters.amplitude * prior - explained
+    half = matmul(basis, posterior.factor)
+    if posterior.weight_space:
+        return jnp.sum(matmul(half.T * weights, half) ** 2)
 
     rows = min(_ROWS, len(weights))
     blocks = -(-len(weights) // rows)

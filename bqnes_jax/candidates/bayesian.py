@@ -1,0 +1,74 @@
+"""Candidates by Bayesian quadrature and by Bayesian optimisation: what a surrogate says."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from bqnes_jax.candidates.base import History, Situation
+from bqnes_jax.quadrature.acquisition import (
+    choose_greedily,
+    log_expected_improvement,
+    uncertainty_sampling,
+)
+from bqnes_jax.surrogates import Prediction, gp
+from bqnes_jax.types import PRNGKey
+
+Asked = tuple[Int32[Array, "q length"], Float[Array, " q"]]
+
+
+def uncertain(key: PRNGKey, situation: Situation, q: int) -> Asked:
+    """Ask for where the integrand is most uncertain, the prior being uniform: the paper's `us`."""
+    return _best_of_pool(
+        key, situation, q, situation.model, lambda prediction: uncertainty_sampling(prediction, 0.0)
+    )
+
+
+def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
+    """Ask for the largest expected improvement of the log-likelihood under a GP of its own: `ei`.
+
+    Log-likelihoods are standardised, for a GP with prior mean 0.
+    """
+    history, landscape = situation.history, situation.landscape
+    targets = _standardised(history)
+    best = jnp.max(targets, where=history.usable, initial=-jnp.inf)
+    best = jnp.where(jnp.isfinite(best), best, 0)
+    model = gp.fit(
+        landscape.kernel,
+        landscape.rows(history.archs),
+        targets,
+        history.usable,
+        situation.config.fit,
+    )
+    return _best_of_pool(
+        key, situation, q, model, lambda prediction: log_expected_improvement(prediction, 0.0, best)
+    )
+
+
+def _best_of_pool(
+    key: PRNGKey,
+    situation: Situation,
+    q: int,
+    surrogate,
+    score: Callable[[Prediction], Float[Array, " m"]],
+) -> Asked:
+    pool = situation.landscape.pool(key, situation.history)
+    chosen, scores = choose_greedily(
+        surrogate,
+        pool.rows,
+        score,
+        pool.fresh,
+        q,
+        lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),
+        pool.row_of,
+    )
+    return pool.archs[chosen], scores
+
+
+def _standardised(history: History) -> Float[Array, " budget"]:
+    usable = history.usable
+    values = jnp.where(usable, history.log_likelihoods, 0)
+    count = jnp.maximum(jnp.sum(usable), 1)
+    centred = jnp.where(usable, values - jnp.sum(values) / count, 0)
+    scale = jnp.sqrt(jnp.sum(centred**2) / count)
+    return centred / jnp.where(scale > 0, scale, 1)

@@ -1,0 +1,27 @@
+"""Candidates drawn from the prior."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from bqnes_jax.candidates.base import History, Situation, first_fresh
+from bqnes_jax.spaces.base import Space
+from bqnes_jax.types import PRNGKey
+
+_TRIES = 8  # draws for each architecture asked for, where the space cannot be listed
+
+
+def random(
+    key: PRNGKey, situation: Situation, q: int
+) -> tuple[Int32[Array, "q length"], Float[Array, " q"]]:
+    """Ask for architectures drawn uniformly from those not evaluated yet."""
+    return draw_fresh(key, situation.space, situation.history, q), jnp.zeros(q)
+
+
+def draw_fresh(key: PRNGKey, space: Space, history: History, q: int) -> Int32[Array, "q length"]:
+    """Draw q different architectures that have not been evaluated."""
+    if space.size is None:
+        return first_fresh(space.sample(key, _TRIES * q), history, q)
+    evaluated = jnp.where(history.evaluated, space.index(history.archs), space.size)
+    order = jax.random.uniform(key, (space.size,)).at[evaluated].set(-1, mode="drop")
+    return space.from_index(jax.lax.top_k(order, q)[1])
