@@ -106,8 +106,9 @@ class Info(NamedTuple):
 
     Attributes:
         archs: q architectures to evaluate next.
-        scores: their acquisition values; 0 where the strategy has none, −inf where nothing was
-            left to ask for.
+        scores: their acquisition values. Of a strategy that draws at random they are the
+            log-probabilities of the draws; 0 where a strategy has none, −inf where nothing was left
+            to ask for.
         count: how many have been evaluated.
         best: the largest log-likelihood among them, −inf if there is none.
         evidence: log Ẑ under the surrogate, with its errors and status.

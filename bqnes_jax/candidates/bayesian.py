@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.candidates.base import History, Situation
@@ -11,8 +13,10 @@ from bqnes_jax.quadrature.acquisition import (
     log_expected_improvement,
     uncertainty_sampling,
 )
-from bqnes_jax.surrogates import Prediction, gp
+from bqnes_jax.surrogates import Prediction, gp, predict
 from bqnes_jax.types import PRNGKey
+
+_PRIOR_SHARE = 0.1  # what the surrogate has ruled out may still be drawn
 
 Asked = tuple[Int32[Array, "q length"], Float[Array, " q"]]
 
@@ -43,6 +47,28 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
     return _best_of_pool(
         key, situation, q, model, lambda prediction: log_expected_improvement(prediction, 0.0, best)
     )
+
+
+def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
+    """Ask for draws from the posterior as the surrogate believes it, a tenth of it from the prior.
+
+    The scores are the log-probabilities of the draws, so that `quadrature.drawn_evidence` is an
+    unbiased estimate of the evidence whatever the surrogate believes.
+    """
+    pool_key, draw_key = jax.random.split(key)
+    pool = situation.landscape.pool(pool_key, situation.history)
+    likely = jnp.maximum(predict(situation.model, pool.rows).mean, 0)
+    likely = likely if pool.row_of is None else likely[pool.row_of]
+    share = likely / jnp.maximum(jnp.sum(likely), jnp.finfo(likely.dtype).tiny)
+    log_mass = jnp.log((1 - _PRIOR_SHARE) * share + _PRIOR_SHARE / len(share))
+
+    def draw(fresh, key):
+        left = jax.nn.log_softmax(jnp.where(fresh, log_mass, -jnp.inf))
+        drawn = jax.random.categorical(key, left)
+        return fresh & jnp.any(pool.archs != pool.archs[drawn], axis=1), (drawn, left[drawn])
+
+    _, (drawn, scores) = lax.scan(draw, pool.fresh, jax.random.split(draw_key, q))
+    return pool.archs[drawn], scores
 
 
 def _best_of_pool(

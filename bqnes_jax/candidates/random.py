@@ -14,8 +14,19 @@ _TRIES = 8  # draws for each architecture asked for, where the space cannot be l
 def random(
     key: PRNGKey, situation: Situation, q: int
 ) -> tuple[Int32[Array, "q length"], Float[Array, " q"]]:
-    """Ask for architectures drawn uniformly from those not evaluated yet."""
-    return draw_fresh(key, situation.space, situation.history, q), jnp.zeros(q)
+    """Ask for architectures drawn uniformly from those not evaluated yet.
+
+    The scores are the log-probabilities of the draws.
+    """
+    space, history = situation.space, situation.history
+    return draw_fresh(key, space, history, q), log_probability(space, history, q)
+
+
+def log_probability(space: Space, history: History, q: int) -> Float[Array, " q"]:
+    """Return with what log-probability each of q draws is taken from those left; 0 if unknown."""
+    if space.size is None:
+        return jnp.zeros(q)
+    return -jnp.log(jnp.maximum(space.size - history.count - jnp.arange(q), 1).astype(float))
 
 
 def draw_fresh(key: PRNGKey, space: Space, history: History, q: int) -> Int32[Array, "q length"]:

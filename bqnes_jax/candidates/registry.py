@@ -14,10 +14,10 @@ from bqnes_jax.candidates.base import (
     Strategy,
     empty_history,
 )
-from bqnes_jax.candidates.bayesian import improving, uncertain
+from bqnes_jax.candidates.bayesian import believed, improving, uncertain
 from bqnes_jax.candidates.evolution import evolution
 from bqnes_jax.candidates.landscape import make_landscape
-from bqnes_jax.candidates.random import draw_fresh, random
+from bqnes_jax.candidates.random import draw_fresh, log_probability, random
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.kernels import RBF, WL, Kernel
 from bqnes_jax.quadrature.evidence import Evidence, weighted_evidence
@@ -30,6 +30,7 @@ _CHOOSERS: dict[str, Chooser] = {
     "evolution": evolution,
     "ei": improving,
     "us": uncertain,
+    "posterior": believed,
 }
 _BUILT_IN = tuple(_CHOOSERS)
 
@@ -73,7 +74,7 @@ def make(
     kernel: Kernel | None = None,
     config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
 ) -> Strategy:
-    """Make the strategy of that name: `random`, `evolution`, `ei`, `us`, or one registered.
+    """Make the strategy of that name: `random`, `evolution`, `ei`, `us`, `posterior` or your own.
 
     All of them see the same first `config.initial` architectures for the same key, and refit the
     surrogate of the likelihood at every step, so that they report the same things.
@@ -116,7 +117,7 @@ def make(
         nothing = jnp.asarray(jnp.nan)
         return state, Info(
             archs=asked,
-            scores=jnp.zeros(config.initial),
+            scores=log_probability(space, history, config.initial),
             count=history.count,
             best=-jnp.asarray(jnp.inf),
             evidence=Evidence(nothing, nothing, nothing, jnp.int32(Status.EMPTY)),

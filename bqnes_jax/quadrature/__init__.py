@@ -9,6 +9,7 @@ from bqnes_jax.quadrature.acquisition import (
 )
 from bqnes_jax.quadrature.evidence import (
     Evidence,
+    drawn_evidence,
     evidence_over,
     exact_evidence,
     log_posterior,
@@ -23,6 +24,7 @@ __all__ = [
     "Proposal",
     "Recombination",
     "choose_landmarks",
+    "drawn_evidence",
     "evidence_over",
     "exact_evidence",
     "log_expected_improvement",

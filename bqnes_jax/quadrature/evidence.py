@@ -3,6 +3,7 @@
     WSABI-L:   E[Z] = β + ½ Σ π μ²          Var[Z] = ΣΣ π π' μ Σ μ'
     WSABI-M:   E[Z] = β + ½ Σ π (μ² + Σ)    Var[Z] = ΣΣ π π' (μ Σ μ' + ½ Σ²)
     plain GP:  E[Z] = Σ π μ                 Var[Z] = ΣΣ π π' Σ
+    logarithm: E[Z] = Σ π m, m = exp(μ − d) Var[Z] = ΣΣ π π' m Σ m'
 
 The sums run over the whole space, or over draws from the prior (Monte Carlo kernel means).
 """
@@ -14,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int32, Num
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import (
     BQNESError,
     check_distribution,
+    check_mask,
     check_positive,
     check_shape,
     check_whole,
@@ -79,6 +81,76 @@ def sampled_evidence(
     check_whole("samples", samples, 2)
     archs = space.sample(key, samples)
     return weighted_evidence(model, archs, jnp.full(samples, 1 / samples), sampled=True)
+
+
+def drawn_evidence(
+    log_likelihoods: ArrayLike,
+    log_draw_probabilities: ArrayLike,
+    size: int,
+    mask: ArrayLike | None = None,
+    temperature: ArrayLike = TEMPERATURE,
+) -> Evidence:
+    """Estimate the evidence without a surrogate, from n architectures drawn one after another.
+
+    Each is drawn from those not drawn before, of a space of `size` equally likely ones, with a
+    probability q_n that may depend on all that came before. Then
+
+        t_n = Σ_{i<n} π ℓ_i + π ℓ_n / q_n
+
+    is an unbiased estimate of Z for every n (Des Raj 1956), and so is their average, here with
+    weights proportional to n: later draws are better informed. The t_n are uncorrelated, and so
+    their scatter gives the error. With uniform draws this is Monte Carlo without replacement.
+
+    Args:
+        log_likelihoods: n, in the order of drawing, summed over the validation points; NaN marks
+            a failure, which has likelihood 0.
+        log_draw_probabilities: n, log q_n.
+        size: of the space.
+        mask: n, false for padding at the end.
+        temperature: divides the log-likelihoods.
+
+    Returns:
+        An `Evidence` without posterior error.
+
+    Example:
+        >>> likelihoods = jnp.array([0.1, 0.2, 0.6])  # drawn in proportion: each t_n is exact
+        >>> left = jnp.array([0.9, 0.8, 0.6])
+        >>> z = drawn_evidence(jnp.log(likelihoods), jnp.log(likelihoods / left), 3, temperature=1)
+        >>> jnp.exp(z.log_evidence).round(3).item(), z.sampling_sd.round(3).item()
+        (0.3, 0.0)
+    """
+    tempered = jnp.asarray(log_likelihoods, float) / temperature
+    log_q = jnp.asarray(log_draw_probabilities, float)
+    check_shape("log_likelihoods", tempered, (None,))
+    check_shape("log_draw_probabilities", log_q, tempered.shape)
+    check_whole("size", size, 1)
+    check_positive("temperature", temperature)
+    mask = jnp.ones(len(tempered), bool) if mask is None else jnp.asarray(mask)
+    check_mask("mask", mask, len(tempered))
+    return _drawn_evidence(tempered, log_q, mask, size)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _drawn_evidence(
+    tempered: Float[Array, " n"], log_q: Float[Array, " n"], mask: Bool[Array, " n"], size: int
+) -> Evidence:
+    usable = mask & jnp.isfinite(tempered)
+    log_scale = jnp.max(tempered, where=usable, initial=-jnp.inf)
+    log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
+    mass = jnp.where(usable, jnp.exp(tempered - log_scale), 0) / size
+    estimates = jnp.cumsum(mass) - mass + mass * jnp.exp(-jnp.where(mask, log_q, 0))
+    weights = jnp.where(mask, jnp.arange(1, len(mass) + 1), 0).astype(mass.dtype)
+    weights /= jnp.maximum(jnp.sum(weights), 1)
+    mean = jnp.sum(weights * estimates)
+    sd = jnp.sqrt(jnp.sum(weights**2 * (estimates - mean) ** 2))
+    positive = mean > 0
+    safe = jnp.where(positive, mean, 1)
+    return Evidence(
+        log_evidence=jnp.where(positive, log_scale + jnp.log(safe), -jnp.inf),
+        posterior_sd=jnp.zeros_like(mean),
+        sampling_sd=jnp.where(positive, sd / safe, jnp.inf),
+        status=flag(~positive, Status.EMPTY) | flag(jnp.any(mask & ~usable), Status.MASKED_TARGETS),
+    )
 
 
 def log_posterior(
@@ -151,8 +223,8 @@ def weighted_evidence(
     spread = jnp.sum(weights * (values - mean) ** 2)
     sampling_variance = spread / (len(weights) - 1) if sampled else jnp.zeros_like(mean)
 
-    tilt = weights if model.warp == "none" else weights * latent.mean
-    variance = _double_sum(model.latent, archs, tilt)
+    tilted = weights * wsabi.slope(model, latent.mean)
+    variance = _double_sum(model.latent, archs, tilted)
     if model.warp == "moment":
         variance += _double_sum(model.latent, archs, weights, squared=True) / 2
 

@@ -1,4 +1,4 @@
-"""Surrogates of the likelihood: WSABI-L, WSABI-M and the plain Gaussian process.
+"""Surrogates of the likelihood: WSABI-L, WSABI-M, the plain Gaussian process, and its logarithm.
 
 Log-likelihoods summed over a data set differ by hundreds of nats, so the likelihood itself is a
 point mass and underflows. It is therefore tempered and measured relative to the largest one seen,
@@ -10,7 +10,12 @@ and, so that the surrogate knows it to be positive, warped by a square root: wit
 
     WSABI-L ("linear"):  mean β + μ²/2,          covariance μ Σ μ'
     WSABI-M ("moment"):  mean β + (μ² + Σ)/2,    covariance μ Σ μ' + Σ²/2
-    plain GP ("none"):   mean μ,                 covariance Σ          of a GP on ℓ itself.
+    plain GP ("none"):   mean μ,                 covariance Σ          of a GP on ℓ itself
+    logarithm ("log"):   mean exp(μ − d),        covariance m Σ m'     of a GP on d + log ℓ.
+
+The last is linearised like WSABI-L, around the mean of the logarithm: what lies more than d nats
+below the best counts as d nats below, and is what the prior mean 0 stands for. Nothing is added for
+the variance: E[exp f] is dominated by what is not known at all, and overestimates by many nats.
 """
 
 import dataclasses
@@ -29,7 +34,7 @@ from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_de
 from bqnes_jax.surrogates.fitting import FitConfig
 from bqnes_jax.surrogates.gp import Posterior, condition_design, fit_design
 
-WARPS = ("linear", "moment", "none")
+WARPS = ("linear", "moment", "none", "log")
 
 # The published experiments use −(mean validation loss)·(twice the number of validation points)/256
 # as log-likelihood: the summed one, divided by this.
@@ -40,17 +45,20 @@ TEMPERATURE = 128.0
 class WarpConfig:
     """How log-likelihoods become targets of a Gaussian process.
 
-    `warp` is "linear" (WSABI-L), "moment" (WSABI-M) or "none" (plain GP); `temperature` divides the
-    summed log-likelihoods; β is `floor` times the smallest likelihood.
+    `warp` is "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP) or "log"; `temperature`
+    divides the summed log-likelihoods; β is `floor` times the smallest likelihood, for the two
+    WSABI; `depth` is d, for "log".
     """
 
     warp: str = "linear"
     temperature: float = TEMPERATURE
     floor: float = 0.8
+    depth: float = 50.0
 
     def __post_init__(self) -> None:
         check_choice("warp", self.warp, WARPS)
         check_positive("temperature", self.temperature)
+        check_positive("depth", self.depth)
         if not 0 <= self.floor < 1:
             raise BQNESError(f"floor is {self.floor!r}; it must be at least 0 and below 1.")
 
@@ -64,8 +72,8 @@ class WarpConfig:
 class LikelihoodModel:
     """A surrogate of the tempered likelihood, in units of exp(`log_scale`)."""
 
-    latent: Posterior  # of √(2(ℓ − β)), or of ℓ where warp is "none"
-    offset: Array  # β
+    latent: Posterior  # of √(2(ℓ − β)); of ℓ where warp is "none", of d + log ℓ where it is "log"
+    offset: Array  # β; −d where warp is "log"
     log_scale: Array  # the largest tempered log-likelihood: what ℓ = 1 stands for
     warp: str
 
@@ -133,13 +141,21 @@ def unwarp(model: LikelihoodModel, latent: Prediction) -> Prediction:
         return latent
     mean, covariance = latent
     full = covariance.ndim == 2
-    scale = mean[:, None] * mean[None, :] if full else mean**2
+    steep = slope(model, mean)
+    linear = (steep[:, None] * steep[None, :] if full else steep**2) * covariance
+    if model.warp == "log":
+        return Prediction(steep, linear)
     if model.warp == "linear":
-        return Prediction(model.offset + mean**2 / 2, scale * covariance)
+        return Prediction(model.offset + mean**2 / 2, linear)
     variance = jnp.diagonal(covariance) if full else covariance
-    return Prediction(
-        model.offset + (mean**2 + variance) / 2, scale * covariance + covariance**2 / 2
-    )
+    return Prediction(model.offset + (mean**2 + variance) / 2, linear + covariance**2 / 2)
+
+
+def slope(model: LikelihoodModel, mean: Float[Array, " m"]) -> Float[Array, " m"]:
+    """Return how fast ℓ grows with the latent function, at its mean."""
+    if model.warp == "none":
+        return jnp.ones_like(mean)
+    return jnp.exp(mean + model.offset) if model.warp == "log" else mean
 
 
 class Warped(NamedTuple):
@@ -163,6 +179,10 @@ def warp_likelihoods(
     relative = jnp.where(mask, tempered - log_scale, 0)
     if config.warp == "none":
         return Warped(jnp.where(mask, jnp.exp(relative), 0), jnp.zeros_like(log_scale), log_scale)
+    if config.warp == "log":
+        depth = jnp.asarray(config.depth, relative.dtype)
+        targets = jnp.maximum(relative, -depth) + depth
+        return Warped(jnp.where(mask, targets, 0), -depth, log_scale)
     least = jnp.min(relative, where=mask, initial=0)
     share = config.floor * jnp.exp(least - relative)  # β/ℓ, at most `floor`
     targets = jnp.sqrt(2 * (1 - share)) * jnp.exp(relative / 2)
