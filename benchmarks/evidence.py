@@ -1,16 +1,15 @@
-"""How fast Bayesian quadrature learns the evidence of a real likelihood surface.
+"""How fast the evidence of a real likelihood surface is learned, and by what.
 
-Architectures are chosen one at a time by uncertainty sampling over all 15,625 cells of NATS-Bench,
-with hyper-parameters refitted at every step; log Ẑ of the tempered likelihood is compared with the
-exact sum. The surface is NAS-Bench-201's, with losses by proxy from validation accuracies.
+Architectures of NATS-Bench are evaluated one at a time, 10 from the prior and then 140 by a
+strategy, with hyper-parameters refitted at every step; log Ẑ of the tempered likelihood is compared
+with the exact sum over all 15,625. The surfaces are NAS-Bench-201's, with losses by proxy from
+published validation accuracies.
 
-    python benchmarks/evidence.py --dataset cifar100 --seeds 3
+    python benchmarks/evidence.py --seeds 10
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import jax
@@ -18,101 +17,145 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax import lax
-from rich.console import Console
-from rich.table import Table as RichTable
+from shared import REPORTED, RESULTS, console, make_repeats, show, timed, with_error, write
 
-from bqnes_jax.kernels import WL, Linear
-from bqnes_jax.quadrature import evidence_over, propose
-from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.candidates.landscape import Listed
+from bqnes_jax.kernels import WL, FeatureRBF
+from bqnes_jax.quadrature import drawn_evidence, evidence_over
+from bqnes_jax.spaces import NATS
 from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, wsabi
-from bqnes_jax.tables import nb201_proxy
+from bqnes_jax.tables import evaluator, nb201_proxy
 
-REPORTED = (10, 25, 50, 100, 150)
+Dataset = Literal["cifar10", "cifar100", "imagenet16-120"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Choose architectures by Bayesian quadrature and watch the estimate of the evidence."""
+    """Compare estimates of the evidence after the same number of evaluations."""
 
-    dataset: Literal["cifar10", "cifar100", "imagenet16-120"] = "cifar100"
-    """Which surface."""
-    budget: int = 150
-    """How many architectures are evaluated in all."""
-    initial: int = 10
-    """How many of them are drawn from the prior."""
-    seeds: int = 3
+    datasets: tuple[Dataset, ...] = ("cifar100", "imagenet16-120")
+    """Which surfaces."""
+    seeds: int = 10
     """How many repeats."""
-    warp: Literal["linear", "moment", "none"] = "linear"
-    """WSABI-L, WSABI-M or the plain Gaussian process."""
-    out: Path | None = None
-    """Where to write the results as JSON."""
+    out: Path = RESULTS / "evidence.json"
+    """Where to write the results."""
 
 
-def make_run(table, options):
-    """Return a pure function of a key: the trace of one search."""
-    features = WL(NATS).features(enumerate_space(NATS))  # once, not at every step
-    prior = jnp.full(NATS.size, 1 / NATS.size)
-    config = WarpConfig(options.warp)
-
-    def step(chosen, count):
-        mask = jnp.arange(options.budget) < count
-        model = wsabi.fit(Linear(), features[chosen], table.log_likelihoods[chosen], mask, config)
-        best = jnp.max(table.accuracies[chosen], where=mask, initial=0)
-        proposal = propose(model, features)
-        estimate = evidence_over(model, features, prior)
-        return chosen.at[count].set(proposal.indices[0], mode="drop"), (estimate, best)
-
-    def run(key):
-        start = jax.random.choice(key, NATS.size, (options.initial,), replace=False)
-        chosen = jnp.zeros(options.budget, jnp.int32).at[: options.initial].set(start)
-        return lax.scan(step, chosen, jnp.arange(options.initial, options.budget + 1))[1]
-
-    return run
+CONFIG = SearchConfig()
+GP_CONFIG = SearchConfig(warp=WarpConfig("none"))
 
 
-def timed(function, *arguments):
-    start = perf_counter()
-    result = jax.block_until_ready(function(*arguments))
-    return result, perf_counter() - start
+def counts():
+    return [n for n in REPORTED if CONFIG.initial <= n <= CONFIG.budget]
+
+
+def at_counts(trace):
+    """Take log Ẑ of the surrogate out of a trace."""
+    return trace.evidence.log_evidence[:, jnp.array(counts()) - CONFIG.initial]
+
+
+def averaged(history):
+    """Average the likelihoods of prior draws: plain Monte Carlo."""
+    tempered = history.log_likelihoods / TEMPERATURE
+    return jnp.stack([jax.nn.logsumexp(tempered[:, :n], 1) - jnp.log(n) for n in counts()], axis=1)
+
+
+def unbiased(history, trace):
+    """Weigh each draw by the probability of having drawn it."""
+    first = -jnp.log(NATS.size - jnp.arange(CONFIG.initial, dtype=float))
+    first = jnp.broadcast_to(first, (len(trace.scores), CONFIG.initial))
+    log_q = jnp.concatenate([first, trace.scores[:, :-1, 0]], axis=1)
+
+    def estimate(log_likelihoods, log_q, n):
+        mask = jnp.arange(CONFIG.budget) < n
+        return drawn_evidence(log_likelihoods, log_q, NATS.size, mask).log_evidence
+
+    every = jax.vmap(jax.vmap(estimate, (None, None, 0)), (0, 0, None))
+    return every(history.log_likelihoods, log_q, jnp.array(counts()))
+
+
+def make_log_model():
+    """Return the estimate by a GP on the log-likelihood, from histories of any strategy."""
+    landscape = Listed(NATS, FeatureRBF(WL(NATS), length_scale=1.0))
+    rows, weights = landscape.summands(None)
+
+    def estimate(archs, log_likelihoods, n):
+        model = wsabi.fit(
+            landscape.kernel,
+            landscape.rows(archs),
+            log_likelihoods,
+            jnp.arange(CONFIG.budget) < n,
+            WarpConfig("log"),
+        )
+        return evidence_over(model, rows, weights).log_evidence
+
+    def every(history):
+        numbers = jnp.array(counts())
+        return lax.map(
+            lambda one: lax.map(lambda n: estimate(*one, n), numbers),
+            (history.archs, history.log_likelihoods),
+        )
+
+    return every
 
 
 def main(options: Options) -> None:
-    table = nb201_proxy(options.dataset)
-    tempered = table.log_likelihoods / TEMPERATURE
-    exact = float(jax.nn.logsumexp(tempered) - np.log(NATS.size))
     keys = jax.random.split(jax.random.key(0), options.seeds)
-    run, compiling = timed(
-        jax.jit(lambda keys: lax.map(make_run(table, options), keys)).lower(keys).compile
-    )
-    (estimates, best), running = timed(run, keys)
-
-    errors = np.asarray(estimates.log_evidence) - exact
-    shown = RichTable(title=f"{options.dataset} (proxy losses): exact log Z = {exact:.3f}")
-    for column in ("evaluated", "log Ẑ − log Z", "± s.e.", "posterior sd", "best accuracy"):
-        shown.add_column(column, justify="right")
-    for count in (n for n in REPORTED if options.initial <= n <= options.budget):
-        at = count - options.initial
-        spread = errors[:, at].std(ddof=1) / np.sqrt(options.seeds) if options.seeds > 1 else np.nan
-        shown.add_row(
-            str(count),
-            f"{errors[:, at].mean():+.3f}",
-            f"{spread:.3f}",
-            f"{np.mean(estimates.posterior_sd[:, at]):.3f}",
-            f"{100 * np.mean(best[:, at]):.2f} %",
+    tables = {dataset: nb201_proxy(dataset) for dataset in options.datasets}
+    any_table = evaluator(next(iter(tables.values())), NATS)
+    programs = {
+        name: timed(jax.jit(make_repeats(strategy, config)).lower(keys, any_table).compile)
+        for name, strategy, config in (
+            ("us", "us", CONFIG),
+            ("random", "random", CONFIG),
+            ("posterior", "posterior", CONFIG),
+            ("plain GP", "us", GP_CONFIG),
         )
-    console = Console()
-    console.print(shown)
-    each = running / options.seeds
-    console.print(
-        f"compiled in {compiling:.1f} s; {each:.1f} s for each of {options.seeds} repeats"
-    )
-    if options.out:
-        result = {
-            "dataset": options.dataset,
-            "exact_log_evidence": exact,
-            "errors": errors.tolist(),
+    }
+    log_model = jax.jit(make_log_model())
+    result = {"counts": counts(), "seeds": options.seeds, "errors": {}, "seconds": {}}
+    for dataset, table in tables.items():
+        exact = float(jax.nn.logsumexp(table.log_likelihoods / TEMPERATURE) - np.log(NATS.size))
+        found = {}
+        for name, (program, compiling) in programs.items():
+            found[name], running = timed(program, keys, evaluator(table, NATS))
+            result["seconds"][name] = {
+                "compiling": compiling,
+                "running, per repeat": running / options.seeds,
+            }
+        estimates = {
+            "US + WSABI-L (the paper's)": at_counts(found["us"][1]),
+            "random + WSABI-L": at_counts(found["random"][1]),
+            "US + plain GP": at_counts(found["plain GP"][1]),
+            "plain Monte Carlo": averaged(found["random"][0]),
+            "US + GP on log-likelihood": log_model(found["us"][0]),
+            "posterior draws, weighted": unbiased(*found["posterior"]),
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        errors = {name: np.asarray(values) - exact for name, values in estimates.items()}
+        result["errors"][dataset] = errors
+        report(dataset, exact, errors)
+    for name, seconds in result["seconds"].items():
+        console.print(
+            f"{name}: compiled in {seconds['compiling']:.1f} s, "
+            f"{seconds['running, per repeat']:.2f} s for each repeat of 10 → 150"
+        )
+    write(options.out, result)
+
+
+def report(dataset: str, exact: float, errors: dict) -> None:
+    rows = []
+    for name, error in errors.items():
+        row = [name]
+        for column in error.T:
+            positive = np.isfinite(column)  # the plain GP's estimate can be negative
+            text = with_error(np.abs(column[positive]), 2) if positive.any() else "–"
+            row.append(text + ("" if positive.all() else f" ({(~positive).sum()} negative)"))
+        last = error[:, -1]
+        row.append(f"{last[np.isfinite(last)].mean():+.2f}")
+        rows.append(row)
+    columns = ["|log Ẑ − log Z| after", *map(str, counts()), "bias"]
+    show(f"{dataset} (proxy losses): exact log Z = {exact:.3f}", columns, rows)
 
 
 if __name__ == "__main__":

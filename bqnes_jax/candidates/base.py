@@ -8,7 +8,7 @@ and the architectures to evaluate are `info.archs`. On a table of results the lo
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
@@ -146,6 +146,7 @@ class Pool(NamedTuple):
     fresh: Bool[Array, " k"]  # not evaluated yet
 
 
+@runtime_checkable
 class Landscape(Protocol):
     """What strategies need to know of a space and a kernel."""
 

@@ -1,0 +1,56 @@
+"""What the benchmarks have in common: repeats in one program, tables, files."""
+
+import json
+from pathlib import Path
+from time import perf_counter
+
+import jax
+import numpy as np
+from jax import lax
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bqnes_jax.algorithms import search
+from bqnes_jax.candidates import SearchConfig, make
+from bqnes_jax.spaces import NATS
+
+RESULTS = Path(__file__).parent / "results"
+REPORTED = (10, 25, 50, 100, 150)
+console = Console()
+
+
+def timed(function, *arguments):
+    start = perf_counter()
+    result = jax.block_until_ready(function(*arguments))
+    return result, perf_counter() - start
+
+
+def make_repeats(strategy: str, config: SearchConfig):
+    """Return a function (keys, evaluate) -> histories and traces, one program for all repeats.
+
+    On CPUs mapping over keys is faster than `vmap`: the matrices of one repeat stay in the cache.
+    """
+    made = make(strategy, NATS, config=config)
+    return lambda keys, evaluate: lax.map(lambda key: search(made, config, key, evaluate), keys)
+
+
+def with_error(values, digits: int = 3) -> str:
+    """Write the mean and its standard error."""
+    values = np.asarray(values, float)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return f"{values.mean():.{digits}f} ± {error:.{digits}f}"
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    table = RichTable(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def write(path: Path, result: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, default=lambda array: np.asarray(array).tolist()))
+    console.print(f"written to {path}")
