@@ -16,7 +16,7 @@ from bqnes_jax.spaces import NATS
 
 RESULTS = Path(__file__).parent / "results"
 REPORTED = (10, 25, 50, 100, 150)
-console = Console()
+console = Console(width=max(Console().width, 112))
 
 
 def timed(function, *arguments):
@@ -41,10 +41,11 @@ def with_error(values, digits: int = 3) -> str:
     return f"{values.mean():.{digits}f} ± {error:.{digits}f}"
 
 
-def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+def show(title: str, columns: list[str], rows: list[list[str]], names: int = 1) -> None:
+    """Print a table whose first columns are names."""
     table = RichTable(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+        table.add_column(column, justify="left" if i < names else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -93,10 +93,9 @@ def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, toler
         np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
-    model = model_of(kernel, warp)
+@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
+def test_monte_carlo_converges_as_one_over_the_root(warp):
+    model = model_of(Polynomial(), warp)
     exact = exact_evidence(model, GRID)
     errors = []
     for samples in (64, 1024):

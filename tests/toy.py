@@ -78,3 +78,11 @@ class Polynomial:
 
 
 GRID = Grid()
+
+
+@dataclasses.dataclass(frozen=True)
+class Endless(Grid):
+    """The same points, of a space that does not say how many there are."""
+
+    size = None
+    index = from_index = property()

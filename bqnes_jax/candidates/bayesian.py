@@ -1,5 +1,6 @@
 """Candidates by Bayesian quadrature and by Bayesian optimisation: what a surrogate says."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -23,9 +24,7 @@ Asked = tuple[Int32[Array, "q length"], Float[Array, " q"]]
 
 def uncertain(key: PRNGKey, situation: Situation, q: int) -> Asked:
     """Ask for where the integrand is most uncertain, the prior being uniform: the paper's `us`."""
-    return _best_of_pool(
-        key, situation, q, situation.model, lambda prediction: uncertainty_sampling(prediction, 0.0)
-    )
+    return _best_of_pool(key, situation, q, situation.model, uncertainty_sampling)
 
 
 def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
@@ -44,9 +43,8 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
         history.usable,
         situation.config.fit,
     )
-    return _best_of_pool(
-        key, situation, q, model, lambda prediction: log_expected_improvement(prediction, 0.0, best)
-    )
+    score = functools.partial(log_expected_improvement, best=best)
+    return _best_of_pool(key, situation, q, model, score)
 
 
 def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
@@ -76,13 +74,13 @@ def _best_of_pool(
     situation: Situation,
     q: int,
     surrogate,
-    score: Callable[[Prediction], Float[Array, " m"]],
+    acquisition: Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]],
 ) -> Asked:
     pool = situation.landscape.pool(key, situation.history)
     chosen, scores = choose_greedily(
         surrogate,
         pool.rows,
-        score,
+        lambda prediction: acquisition(prediction, jnp.zeros_like(prediction.mean)),  # any constant
         pool.fresh,
         q,
         lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),

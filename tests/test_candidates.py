@@ -1,0 +1,304 @@
+"""Strategies: one protocol for all, and what each of them promises."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+from bqnes_jax.algorithms import search
+from bqnes_jax.candidates import Outcome, SearchConfig, make, record, register, strategies
+from bqnes_jax.candidates.base import State, empty_history, first_fresh
+from bqnes_jax.candidates.landscape import Listed
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF, WL, Linear
+from bqnes_jax.quadrature import drawn_evidence, exact_evidence, log_expected_improvement, propose
+from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.surrogates import FitConfig, WarpConfig, gp, wsabi
+from bqnes_jax.tables import Table, evaluator
+from bqnes_jax.types import Status
+from tests.toy import GRID, Endless, Polynomial
+
+NAMES = ("random", "evolution", "ei", "us", "posterior")
+KERNEL = Polynomial()
+INITIAL, BUDGET, BATCH = 6, 36, 4
+CONFIG = SearchConfig(
+    initial=INITIAL,
+    budget=BUDGET,  # the whole space
+    batch=BATCH,
+    population=8,
+    parents=3,
+    warp=WarpConfig(temperature=1.0),
+    pool=24,
+    mutated=8,
+    samples=64,
+)
+STEPS = 9  # of 4, the last of them beyond the budget
+ENDLESS = Endless()
+
+
+def likelihoods():
+    """A surface without symmetries, of a few nats."""
+    return jnp.asarray(np.random.default_rng(0).normal(size=36).cumsum() / 2)
+
+
+def look_up(archs):
+    """What a table of the grid says, for the space that does not know its index."""
+    return Outcome(archs, likelihoods()[archs[:, 0] * 6 + archs[:, 1]])
+
+
+def evaluate(log_likelihoods=None):
+    table = likelihoods() if log_likelihoods is None else log_likelihoods
+    return evaluator(Table(table, jnp.zeros(36)), GRID)
+
+
+@functools.cache
+def strategy_of(name, precision):
+    del precision  # only to compile once for each
+    return make(name, GRID, KERNEL, CONFIG)
+
+
+@functools.cache
+def searches_of(name, precision):
+    run = functools.partial(search, strategy_of(name, precision), CONFIG)
+    return jax.jit(jax.vmap(run, (0, None)))
+
+
+@pytest.fixture
+def run(precision):
+    """Return a function (name, seeds, log-likelihoods) -> histories and traces."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    return lambda name, table=None: searches_of(name, precision)(keys, evaluate(table))
+
+
+def test_names():
+    assert set(NAMES) <= set(strategies())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_spends_its_budget_on_different_architectures(name, run):
+    """On all of this small space, 4 at a time, however little is left to choose from."""
+    histories, traces = run(name)
+    for seed in range(3):
+        history, trace = jax.tree.map(lambda leaf, i=seed: leaf[i], (histories, traces))
+        assert history.count == BUDGET
+        index = np.asarray(GRID.index(history.archs))
+        assert sorted(index.tolist()) == list(range(36))
+        chex.assert_trees_all_close(history.log_likelihoods, likelihoods()[index])
+        counts = [6, 10, 14, 18, 22, 26, 30, 34, 36]
+        assert trace.count.tolist() == counts
+        running = np.maximum.accumulate(np.asarray(history.log_likelihoods))
+        np.testing.assert_allclose(trace.best, running[np.array(counts) - 1])
+        asked = trace.archs[:-1].reshape(-1, 2)[: BUDGET - INITIAL]
+        np.testing.assert_array_equal(asked, history.archs[INITIAL:])
+        assert jnp.isfinite(trace.scores[:-2]).all()
+        assert (trace.evidence.posterior_sd > 0).all()
+        assert jnp.isfinite(trace.evidence.log_evidence).all()
+        assert (trace.hyperparameters.noise > 0).all()
+    assert (histories.archs[0] != histories.archs[1]).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mapped_over_seeds_is_a_loop_on_the_host(name, run, precision):
+    """The compiled search of several seeds, and `init` and `step` called for each in Python."""
+    histories, _ = run(name)
+    chex.assert_trees_all_equal(histories, run(name)[0])
+    strategy, table = strategy_of(name, precision), evaluate()
+    for seed, key in enumerate(jax.random.split(jax.random.key(0), 3)):
+        init_key, steps_key = jax.random.split(key)
+        state, info = strategy.init(init_key)
+        assert info.archs.shape == (INITIAL, 2)
+        for step_key in jax.random.split(steps_key, STEPS)[:3]:
+            state, info = strategy.step(step_key, state, table(info.archs))
+        assert info.count == 14
+        np.testing.assert_array_equal(state.history.archs[:14], histories.archs[seed, :14])
+
+
+def test_all_strategies_see_the_same_first_architectures(run):
+    first = [run(name)[0].archs[:, :INITIAL] for name in NAMES]
+    for other in first[1:]:
+        np.testing.assert_array_equal(first[0], other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_failed_evaluations_are_recorded_and_not_repeated(name, run):
+    broken = jnp.where(jnp.arange(36) % 2 == 0, jnp.nan, likelihoods())
+    histories, traces = run(name, broken)
+    index = GRID.index(histories.archs)
+    assert all(len(set(row)) == 36 for row in index.tolist())
+    np.testing.assert_array_equal(jax.vmap(lambda h: h.usable)(histories), index % 2 == 1)
+    assert jnp.isfinite(traces.best).all()
+    assert jnp.isfinite(traces.evidence.log_evidence).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_but_failures(name, run):
+    histories, traces = run(name, jnp.full(36, jnp.nan))
+    assert all(len(set(row)) == 36 for row in GRID.index(histories.archs).tolist())
+    assert (traces.best == -jnp.inf).all()
+    assert all(Status(s) & Status.EMPTY for s in traces.evidence.status.flatten().tolist())
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_space_that_cannot_be_listed(name):
+    config = dataclasses.replace(CONFIG, budget=16)
+    strategy = make(name, ENDLESS, Polynomial(ENDLESS), config)
+    run = jax.jit(functools.partial(search, strategy, config, evaluate=Partial(look_up)))
+    history, trace = run(jax.random.key(0))
+    assert len({tuple(arch) for arch in history.archs.tolist()}) == 16
+    assert (trace.evidence.sampling_sd > 0).all()
+
+
+def test_uncertainty_sampling_asks_for_what_propose_proposes(run, tolerance):
+    histories, traces = run("us")
+    archs, log_likelihoods = histories.archs[0, :14], histories.log_likelihoods[0, :14]
+    model = wsabi.fit(KERNEL, archs, log_likelihoods, None, CONFIG.warp, CONFIG.fit)
+    proposal = propose(model, enumerate_space(GRID), q=BATCH)
+    close = {"rtol": tolerance(1e-2, 1e-8), "atol": tolerance(1e-2, 1e-8)}
+    np.testing.assert_allclose(traces.scores[0, 2], proposal.scores, **close)
+    ours, exact = traces.evidence.log_evidence[0, 2], exact_evidence(model, GRID).log_evidence
+    np.testing.assert_allclose(ours, exact, **close)
+
+
+def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, tolerance):
+    histories, traces = run("ei")
+    targets = histories.log_likelihoods[0, :14]
+    targets = (targets - targets.mean()) / targets.std()
+    posterior = gp.fit(KERNEL, histories.archs[0, :14], targets)
+    score = Partial(log_expected_improvement, best=targets.max())
+    expected = propose(posterior, enumerate_space(GRID), score)
+    atol = tolerance(1e-2, 1e-8)
+    np.testing.assert_allclose(traces.scores[0, 2, 0], expected.scores[0], rtol=atol, atol=atol)
+
+
+def test_draws_from_the_believed_posterior_estimate_the_evidence_without_bias(precision):
+    keys = jax.random.split(jax.random.key(0), 400)
+    histories, traces = searches_of("posterior", precision)(keys, evaluate())
+    first = jnp.broadcast_to(-jnp.log(36.0 - jnp.arange(INITIAL)), (400, INITIAL))
+    later = traces.scores[:, :2].reshape(400, -1)
+    estimate = jax.vmap(functools.partial(drawn_evidence, size=36, temperature=1.0))
+    log_q = jnp.concatenate([first, later], axis=1)
+    evidence = estimate(histories.log_likelihoods[:, :14], log_q)
+    exact = jax.nn.logsumexp(likelihoods()) - np.log(36)
+    ratios = np.exp(np.asarray(evidence.log_evidence - exact, float))
+    error = ratios.std() / np.sqrt(400)
+    assert abs(ratios.mean() - 1) < 4 * error
+    assert error < 0.02
+    np.testing.assert_allclose(np.mean(evidence.sampling_sd), ratios.std(), rtol=0.5)
+
+
+def test_evolution_mutates_parents_of_a_young_population():
+    """Replays a search on NATS cells and looks where each offspring came from."""
+    config = SearchConfig(initial=4, budget=30, population=8, parents=3)
+    table = Table(
+        -jnp.sum(enumerate_space(NATS) * jnp.arange(1, 7), axis=1) * 50.0, jnp.zeros(15_625)
+    )
+    run = functools.partial(search, make("evolution", NATS, WL(NATS, 0), config), config)
+    history, _ = jax.jit(run)(jax.random.key(0), evaluator(table, NATS))
+    archs, scores = np.asarray(history.archs), np.asarray(history.log_likelihoods)
+    for n in range(8, 30):
+        young = np.arange(n - 8, n)
+        parents = archs[young[np.argsort(-scores[young])[:3]]]
+        assert ((parents != archs[n]).sum(axis=1) == 1).any()
+    assert scores[20:].max() > scores[:8].max()
+
+
+def test_evolution_chooses_parents_that_do_well_together():
+    """With predictions the parents are beam search's: here not the two best ones."""
+    log_probs = jnp.log(jnp.array([[0.9, 0.1], [0.8, 0.1], [0.1, 0.6]]))
+    archs = jnp.array([[0, 0], [0, 5], [5, 0]], jnp.int32)
+    config = SearchConfig(initial=3, budget=4, population=3, parents=2)
+    strategy = make("evolution", GRID, KERNEL, config)
+    state = record(
+        State(empty_history(4, 2), None), Outcome(archs, jnp.sum(log_probs, 1), log_probs)
+    )
+    children = jax.vmap(lambda key: strategy.choose(key, state)[1].archs[0])(
+        jax.random.split(jax.random.key(0), 200)
+    )
+    of_the_left_out = jnp.all(children == jnp.array([3, 5]), axis=1)
+    assert not of_the_left_out.any()  # (3, 5) is a neighbour of (0, 5) alone
+    assert {tuple(child) for child in children.tolist()} > {(0, 1), (3, 0)}
+
+
+def test_first_fresh_takes_what_is_new():
+    history = empty_history(3, 2)._replace(
+        archs=jnp.array([[1, 1], [2, 2], [3, 3]], jnp.int32), count=jnp.int32(2)
+    )
+    proposals = jnp.array([[1, 1], [3, 3], [3, 3], [2, 2], [4, 4]], jnp.int32)
+    assert first_fresh(proposals, history, 2).tolist() == [[3, 3], [4, 4]]
+    assert first_fresh(proposals, history, 3).tolist()[:2] == [[3, 3], [4, 4]]
+
+
+def test_a_landscape_has_each_row_once():
+    landscape = Listed(NATS, WL(NATS))
+    rows, masses = landscape.summands(None)
+    assert rows.shape == (4_915, 100)  # one of them the empty graph's
+    np.testing.assert_allclose(masses.sum(), 1, rtol=1e-5)
+    assert isinstance(landscape.kernel, Linear)
+    archs = NATS.sample(jax.random.key(0), 50)
+    np.testing.assert_allclose(landscape.rows(archs), WL(NATS).features(archs), atol=1e-6)
+
+
+def test_fitted_kernels_are_reported(key):
+    config = SearchConfig(
+        initial=6, budget=8, warp=WarpConfig(temperature=1.0), fit=FitConfig(kernel_steps=3)
+    )
+    strategy = make("us", GRID, RBF(GRID, 0.7), config)
+    state, info = strategy.init(key)
+    state, info = strategy.step(key, state, evaluate()(info.archs))
+    assert info.kernel.length_scales != jnp.asarray(0.7)
+    gram = strategy.gram(info, state.history.archs)
+    np.testing.assert_allclose(gram, info.kernel.gram(state.history.archs), rtol=1e-5)
+
+
+def test_a_strategy_of_ones_own():
+    def upwards(key, situation, q):
+        return GRID.from_index(situation.history.count + jnp.arange(q)), jnp.ones(q)
+
+    register("upwards", upwards)
+    strategy = make("upwards", GRID, KERNEL, CONFIG)
+    state, info = strategy.init(jax.random.key(0))
+    _, info = strategy.step(jax.random.key(0), state, evaluate()(info.archs))
+    assert GRID.index(info.archs).tolist() == [6, 7, 8, 9]
+    with pytest.raises(BQNESError, match="'us', which is built in"):
+        register("us", upwards)
+
+
+def test_predictions_come_with_every_outcome_or_with_none(key):
+    archs = GRID.sample(key, 2)
+    state = State(empty_history(4, 2), None)
+    state = record(state, Outcome(archs, jnp.zeros(2), jnp.zeros((2, 5))))
+    assert state.history.log_probs.shape == (4, 5)
+    with pytest.raises(BQNESError, match="log_probs is None; earlier outcomes had"):
+        record(state, Outcome(archs, jnp.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"initial": 0}, "initial is 0"),
+        ({"budget": 5}, "budget is 5; it must be a whole number, at least 10"),
+        ({"batch": 0}, "batch is 0"),
+        ({"mutated": 2000}, "mutated is 2000"),
+        ({"population": 0}, "population is 0"),
+    ],
+)
+def test_bad_configuration_is_refused(change, says):
+    with pytest.raises(BQNESError, match=says):
+        SearchConfig(**change)
+
+
+def test_bad_input_is_refused(key):
+    with pytest.raises(BQNESError, match="name is 'guess'; allowed are 'random'"):
+        make("guess", GRID)
+    with pytest.raises(BQNESError, match="budget is 150; space 'grid' has 36 architectures"):
+        make("us", GRID)
+    with pytest.raises(BQNESError, match="log_likelihoods has shape"):
+        record(State(empty_history(4, 2), None), Outcome(GRID.sample(key, 2), jnp.zeros(3)))
+    with pytest.raises(BQNESError, match="archs has shape"):
+        record(State(empty_history(4, 6), None), Outcome(GRID.sample(key, 2), jnp.zeros(2)))
