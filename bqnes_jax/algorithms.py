@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
     Attributes:
         archs: M architectures. A place that is not in use has weight 0.
-        weights: non-negative with sum 1.
+        weights: non-negative with sum 1; all 0 if nothing usable was evaluated (Status.EMPTY).
         info: how good it is on the validation points.
         history: everything that was evaluated, or taken into account.
         trace: what was believed after each step, stacked; None where nothing was searched.
@@ -91,7 +91,7 @@ def pair(strategy_name: str, method: str) -> Maker:
 
 
 def random_ensemble(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
-    """Draw as many architectures as the ensemble has members; equal weights."""
+    """Draw as many architectures as the ensemble has members; equal weights for those that work."""
     only = dataclasses.replace(config, initial=size, budget=size)
     return pair("random", "top")(space, size, kernel, only)
 

@@ -1,5 +1,7 @@
 """The evidence against brute-force sums on a small space."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF, WL
 from bqnes_jax.quadrature import (
+    drawn_evidence,
     evidence_over,
     exact_evidence,
     log_posterior,
@@ -35,7 +38,7 @@ def model_of(kernel, warp, n=15, **options):
     return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("uniform", [True, False])
 def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
@@ -51,6 +54,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
             "linear": float(model.offset) + mu[i] ** 2 / 2,
             "moment": float(model.offset) + (mu[i] ** 2 + sigma[i, i]) / 2,
             "none": mu[i],
+            "log": np.exp(mu[i] - 50),
         }
         mean += prior[i] * term[warp]
         for j in range(36):
@@ -58,6 +62,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
                 "linear": mu[i] * sigma[i, j] * mu[j],
                 "moment": mu[i] * sigma[i, j] * mu[j] + sigma[i, j] ** 2 / 2,
                 "none": sigma[i, j],
+                "log": np.exp(mu[i] + mu[j] - 100) * sigma[i, j],
             }
             variance += prior[i] * prior[j] * term[warp]
     ours = exact_evidence(model, GRID, None if uniform else np.log(prior))
@@ -172,6 +177,38 @@ def test_the_whole_nats_space_by_points_and_in_weight_space(tolerance):
         results.append(exact_evidence(model, NATS))
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance(1e-2, 1e-6))
+
+
+def test_draws_without_replacement_are_unbiased_for_any_rule(tolerance):
+    """The expectation over every order of drawing, the rule depending on what was drawn before."""
+    likelihoods = np.array([0.1, 0.7, 0.05, 1.3])
+
+    def probabilities(drawn):
+        left = np.array([i not in drawn for i in range(4)]) * (1.0 + np.arange(4) * len(drawn))
+        return left / left.sum()
+
+    total = probability = 0.0
+    for order in itertools.permutations(range(4), 3):
+        q = [probabilities(order[:n])[order[n]] for n in range(3)]
+        evidence = drawn_evidence(
+            np.log(likelihoods[list(order)]), np.log(q), size=4, temperature=1.0
+        )
+        total += np.prod(q) * np.exp(float(evidence.log_evidence))
+        probability += np.prod(q)
+    np.testing.assert_allclose(probability, 1, rtol=1e-12)
+    np.testing.assert_allclose(total, likelihoods.mean(), rtol=tolerance(1e-5, 1e-12))
+
+
+def test_draws_that_failed_or_are_padding():
+    evidence = drawn_evidence(
+        jnp.array([-3.0, jnp.nan, -1.0, 50.0]), jnp.full(4, -1.0), 5, jnp.arange(4) < 3, 1.0
+    )
+    zero = drawn_evidence(jnp.array([-3.0, -1e30, -1.0]), jnp.full(3, -1.0), 5, temperature=1.0)
+    np.testing.assert_allclose(evidence.log_evidence, zero.log_evidence, rtol=1e-6)
+    assert Status(int(evidence.status)) == Status.MASKED_TARGETS
+    nothing = drawn_evidence(jnp.full(3, jnp.nan), jnp.full(3, -1.0), 5)
+    assert nothing.log_evidence == -jnp.inf
+    assert Status(int(nothing.status)) & Status.EMPTY
 
 
 def test_log_posterior(tolerance):

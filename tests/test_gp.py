@@ -15,7 +15,7 @@ from sklearn.gaussian_process import kernels as sk
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF, WL
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp
+from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp, wsabi
 from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
@@ -380,10 +380,17 @@ def test_bad_input_is_refused_before_anything_is_compiled(change, says, compilat
         "archs": np.zeros((3, 6), np.int32),
         "targets": np.ones(3),
         "hyperparameters": HYPERPARAMETERS,
-    }
+    } | change
     compilations()
     with pytest.raises(BQNESError, match=says):
-        gp.condition(**(arguments | change))
+        gp.condition(**arguments)
+    kernel, archs, targets, hyperparameters = list(arguments.values())[:4]
+    rest = list(arguments.values())[4:]
+    if hyperparameters is HYPERPARAMETERS:
+        says = says.replace("targets", "(targets|log_likelihoods)")
+        for fit in (gp.fit, wsabi.fit):
+            with pytest.raises(BQNESError, match=says):
+                fit(kernel, archs, targets, *rest)
     assert compilations() == 0
 
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF  # noqa: N811
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.kernels import RBF, WL, Kernel, is_finite, vocabulary, wl_histograms
+from bqnes_jax.kernels import (
+    RBF,
+    WL,
+    FeatureRBF,
+    Kernel,
+    Linear,
+    is_finite,
+    split,
+    vocabulary,
+    wl_histograms,
+)
 from bqnes_jax.spaces import NATS, enumerate_space
 from tests.toy import GRID, Grid, Polynomial
 
@@ -159,7 +169,10 @@ def test_rbf_equals_sklearns(tolerance):
         assert (jnp.diagonal(ours.gram(archs)) == 1).all()
 
 
-@pytest.mark.parametrize("kernel", [WL(NATS), WL(NATS, buckets=256), RBF(NATS, 0.7), Polynomial()])
+@pytest.mark.parametrize(
+    "kernel",
+    [WL(NATS), WL(NATS, buckets=256), RBF(NATS, 0.7), FeatureRBF(WL(NATS), 0.7), Polynomial()],
+)
 def test_every_kernel_is_consistent(kernel, key, tolerance):
     assert isinstance(kernel, Kernel)
     archs = kernel.space.sample(key, 30)
@@ -198,3 +211,28 @@ def test_every_kernel_is_consistent(kernel, key, tolerance):
 def test_bad_input_is_refused(make, says):
     with pytest.raises(BQNESError, match=says):
         make()
+
+
+def test_feature_rbf_equals_sklearns(key, tolerance):
+    archs = NATS.sample(key, 20)
+    features = np.asarray(WL(NATS).features(archs), float)
+    ours = FeatureRBF(WL(NATS), 0.6).gram(archs)
+    np.testing.assert_allclose(ours, SklearnRBF(0.6)(features), atol=tolerance(1e-5, 1e-10))
+    with pytest.raises(BQNESError, match="inner is RBF; it must be a finite kernel"):
+        FeatureRBF(RBF(NATS))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "on_views"),
+    [
+        (WL(NATS), Linear),
+        (FeatureRBF(WL(NATS), 0.6), FeatureRBF),
+        (WL(NATS, layer_weights=jnp.ones(2)), WL),
+        (RBF(NATS, 0.7), RBF),
+    ],
+)
+def test_a_split_kernel_is_the_same_kernel(kernel, on_views, key):
+    archs = NATS.sample(key, 10)
+    view, inner = split(kernel)
+    assert type(inner) is on_views
+    np.testing.assert_allclose(inner.gram(view(archs)), kernel.gram(archs), atol=1e-5)

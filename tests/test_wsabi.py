@@ -41,7 +41,15 @@ def test_128_is_the_default_temperature():
     assert WarpConfig().temperature == wsabi.TEMPERATURE == 128
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+def test_logarithms_count_from_a_depth_below_the_best(tolerance):
+    config = WarpConfig("log", temperature=10.0, depth=20.0)
+    log_likelihoods = jnp.array([-100.0, -150.0, -1e4, 7.0])
+    warped = warp_likelihoods(log_likelihoods, jnp.array([True, True, True, False]), config)
+    np.testing.assert_allclose(warped.targets, [20, 15, 0, 0], rtol=1e-6)
+    assert (warped.offset, warped.log_scale) == (-20, -10)
+
+
+@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.5)])
 def test_moments_equal_their_definition(warp, kernel, tolerance):
     archs, log_likelihoods = surface(120)
@@ -56,6 +64,9 @@ def test_moments_equal_their_definition(warp, kernel, tolerance):
     elif warp == "moment":
         mean = beta + (mu**2 + np.diag(sigma)) / 2
         covariance = np.outer(mu, mu) * sigma + sigma**2 / 2
+    elif warp == "log":
+        mean = np.exp(mu - 50)
+        covariance = np.outer(mean, mean) * sigma
     else:
         mean, covariance = mu, sigma
     full = predict(model, test, full_covariance=True)
@@ -80,7 +91,7 @@ def test_moment_matching_is_that_of_the_warped_gaussian():
     np.testing.assert_allclose(exact.variance, np.cov(draws.T), atol=0.01)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
     archs, log_likelihoods = surface(60)
     config = WarpConfig(warp=warp)
@@ -92,7 +103,7 @@ def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance(0.05, 1e-8), atol=1e-4)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none"])
+@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_duplicates_500_nats_apart_stay_finite(warp, kernel):
     """500 nats after tempering: all but the best underflow in float32."""
@@ -151,7 +162,7 @@ def test_prediction_follows_the_likelihood():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: WarpConfig(warp="log"), "warp is 'log'; allowed are 'linear', 'moment', 'none'"),
+        (lambda: WarpConfig(warp="cube"), "warp is 'cube'; allowed are 'linear', 'moment', 'none'"),
         (lambda: WarpConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
         (lambda: WarpConfig(floor=1.0), "floor is 1.0; it must be at least 0 and below 1"),
         (

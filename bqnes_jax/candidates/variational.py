@@ -86,7 +86,7 @@ def draw_diverse(
     space: Space,
     distribution: MeanField,
     size: int,
-    diversity: float = -0.5,
+    diversity: ArrayLike = -0.5,
     steps: int = 1000,
 ) -> Architectures:
     """Draw `size` architectures together by SVGD with regularised diversity.
@@ -119,7 +119,7 @@ def _fit(
     archs: Int32[Array, "n length"], gains: Float[Array, " n"], options: tuple[int, ...]
 ) -> MeanField:
     width = max(options)
-    allowed = np.arange(width) < np.array(options)[:, None]
+    allowed = jnp.asarray(np.arange(width) < np.array(options)[:, None])
     chosen = jax.nn.one_hot(archs, width, dtype=gains.dtype)  # n×length×options
 
     def update(i, log_q):

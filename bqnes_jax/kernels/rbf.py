@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from bqnes_jax.errors import BQNESError, as_float, check_positive
 from bqnes_jax.kernels.base import Kernel, is_finite, matmul
 from bqnes_jax.kernels.linear import split
-from bqnes_jax.spaces.base import CoordinateSpace
+from bqnes_jax.spaces.base import CoordinateSpace, Space
 
 
 @functools.partial(
@@ -101,6 +101,11 @@ class FeatureRBF:
             raise BQNESError(
                 f"inner is {type(self.inner).__name__}; it must be a finite kernel, such as WL."
             )
+
+    @property
+    def space(self) -> Space:
+        """The space of the inner kernel; an attribute only if that one has it."""
+        return self.inner.space
 
     def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
         """Return the features of the inner kernel."""

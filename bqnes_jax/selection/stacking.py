@@ -32,7 +32,7 @@ class Stacking(NamedTuple):
         loss: mean of −log Σ_n ω_n p_n over the points.
         status: EMPTY where no candidate was usable; MASKED_TARGETS where points to which every
             candidate gives probability 0 were left out of loss and gap; NOT_CONVERGED where the
-            gap is above 1e-9 (float64) or 1e-5 (float32).
+            gap, as an average over all points, is above 1e-9 (float64) or 1e-5 (float32).
         iterations: of Newton's method.
     """
 

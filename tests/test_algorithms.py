@@ -1,0 +1,153 @@
+"""Algorithms by name: one protocol for all, and an ensemble whose answer is known."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax.algorithms import algorithms, make, pair, register
+from bqnes_jax.candidates import Outcome, SearchConfig
+from bqnes_jax.ensemble import ensemble_probabilities
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.quadrature import log_posterior
+from bqnes_jax.spaces import enumerate_space
+from bqnes_jax.surrogates import WarpConfig
+from bqnes_jax.tables import Table, evaluator
+from bqnes_jax.types import Status
+from tests.toy import GRID, Polynomial
+
+NAMES = ("BQ-S", "BQ-R", "NES-RE", "NES-BS", "Random", "Best single", "us+corrective", "ei+stack")
+CONFIG = SearchConfig(initial=4, budget=12, batch=2, population=5, warp=WarpConfig(temperature=1.0))
+FAILED = jnp.arange(36) % 3 == 0
+
+
+def table(seed=0, failed=FAILED):
+    """Networks that predict 20 points, better towards one corner of the grid."""
+    rng = np.random.default_rng(seed)
+    skill = np.asarray(GRID.coordinates(enumerate_space(GRID)).sum(axis=1))
+    log_probs = -np.exp(rng.normal(size=(36, 20)) * 0.7 - skill[:, None] / 2)
+    log_probs = jnp.where(failed[:, None], jnp.nan, jnp.asarray(log_probs))
+    return Table(jnp.sum(log_probs, axis=1), jnp.zeros(36), log_probs)
+
+
+@functools.cache
+def repeats_of(name, precision):
+    del precision  # only to compile once for each
+    return jax.jit(jax.vmap(make(name, GRID, 3, Polynomial(), CONFIG), (0, None)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ensemble_of_evaluated_members_comes_out(name, precision):
+    run, keys = repeats_of(name, precision), jax.random.split(jax.random.key(0), 3)
+    known = table()
+    results = run(keys, evaluator(known, GRID))
+    chex.assert_trees_all_equal(results, run(keys, evaluator(known, GRID)))
+    found = np.asarray(results.info.status & Status.EMPTY) == 0  # all random draws may have failed
+    assert found.all() or name == "Random"
+    np.testing.assert_allclose(results.weights.sum(axis=1), found, rtol=1e-5)
+    assert (results.weights >= 0).all()
+    index = np.asarray(GRID.index(results.archs))
+    assert not (np.asarray(FAILED)[index] & found[:, None]).any()
+    losses = np.asarray(results.info.loss)
+    for members, weights, loss in zip(
+        index[found], results.weights[found], losses[found], strict=True
+    ):
+        mixture = jnp.einsum("m,mn->n", weights, jnp.exp(known.log_probs[members]))
+        np.testing.assert_allclose(-jnp.mean(jnp.log(mixture)), loss, rtol=1e-4)
+    if results.trace is not None:
+        evaluated = GRID.index(results.history.archs).tolist()
+        assert all(set(i) <= set(e) for i, e in zip(index.tolist(), evaluated, strict=True))
+
+    # other data of the same shapes: no other program, and a loop over seeds is the same
+    other = evaluator(table(1), GRID)
+    mapped = run(keys, other)
+    assert run._cache_size() == 1
+    once = make(name, GRID, 3, Polynomial(), CONFIG)
+    single = jax.jit(once)(keys[1], other)
+    np.testing.assert_array_equal(single.archs, mapped.archs[1])
+    np.testing.assert_allclose(single.weights, mapped.weights[1], rtol=2e-3, atol=2e-3)
+
+
+def test_the_best_single_is_the_best_of_all(precision):
+    known = table()
+    results = repeats_of("Best single", precision)(
+        jax.random.split(jax.random.key(0), 3), evaluator(known, GRID)
+    )
+    best = int(jnp.nanargmax(known.log_likelihoods))
+    assert (GRID.index(results.archs) == best).all()
+    np.testing.assert_array_equal(results.weights, [[1, 0, 0]] * 3)
+
+
+def test_random_draws_as_many_as_there_are_members(precision):
+    nothing_failed = evaluator(table(failed=jnp.zeros(36, bool)), GRID)
+    keys = jax.random.split(jax.random.key(0), 3)
+    results = repeats_of("Random", precision)(keys, nothing_failed)
+    assert (results.history.count == 3).all()
+    np.testing.assert_allclose(results.weights, 1 / 3, rtol=1e-5)
+    assert all(len(set(row)) == 3 for row in GRID.index(results.archs).tolist())
+
+
+def test_recombination_of_everything_is_the_posterior_predictive(tolerance):
+    """Predictions that are linear in the kernel's features are averaged exactly by few members."""
+    kernel = Polynomial(degree=1)
+    features = kernel.features(enumerate_space(GRID))  # 1, y, x, xy
+    slopes = jnp.asarray(np.random.default_rng(0).uniform(0, 0.12, size=(4, 10, 2)))
+    two = jnp.einsum("af,fmc->amc", features, slopes)
+    probabilities = jnp.concatenate([two, 1 - two.sum(axis=2, keepdims=True)], axis=2)
+    known = table(failed=jnp.zeros(36, bool))._replace(probabilities=probabilities)
+    config = SearchConfig(initial=4, budget=36, batch=8, warp=WarpConfig(temperature=4.0))
+    run = jax.jit(make("BQ-R", GRID, 5, kernel, config))
+    result = run(jax.random.key(0), evaluator(known, GRID))
+
+    ours = ensemble_probabilities(result.weights, known.probabilities[GRID.index(result.archs)])
+    posterior = jnp.exp(log_posterior(known.log_likelihoods, temperature=4.0))
+    exact = jnp.einsum("a,amc->mc", posterior, probabilities)
+    np.testing.assert_allclose(ours, exact, atol=tolerance(1e-4, 1e-9))
+    assert posterior.max() < 0.5  # no single architecture would do
+    assert jnp.sum(result.weights > 0) <= 5
+
+
+def test_an_algorithm_of_ones_own(key):
+    def first_one(space, size, kernel, config):
+        small = SearchConfig(initial=1, budget=1)
+        return pair("random", "top")(space, size, kernel, small)
+
+    register("first one", first_one)
+    assert "first one" in algorithms()
+    result = make("first one", GRID, 2, Polynomial())(
+        key, evaluator(table(failed=FAILED & False), GRID)
+    )
+    assert result.history.count == 1
+    with pytest.raises(BQNESError, match="'BQ-S', which is built in"):
+        register("BQ-S", first_one)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "says"),
+    [
+        ("BQ-T", 3, "algorithm is 'BQ-T'; allowed are 'BQ-S', 'BQ-R', .* or 'strategy.method'"),
+        ("us+best", 3, "selection method is 'best'; allowed are 'beam'"),
+        ("guess+beam", 3, "strategy is 'guess'; allowed are 'random'"),
+        ("BQ-S", 0, "size is 0"),
+    ],
+)
+def test_unknown_names_are_refused(name, size, says):
+    with pytest.raises(BQNESError, match=says):
+        make(name, GRID, size, Polynomial(), CONFIG)
+
+
+def test_without_predictions_there_is_no_ensemble(key):
+    only_sums = table()._replace(log_probs=None)
+    with pytest.raises(BQNESError, match="needs the log-probability of the true class"):
+        make("Best single", GRID, 1)(key, evaluator(only_sums, GRID))
+
+
+def test_a_table_of_another_space_is_refused():
+    with pytest.raises(BQNESError, match=r"log_likelihoods has shape \(5,\)"):
+        evaluator(Table(jnp.zeros(5), jnp.zeros(5)), GRID)
+    outcome = evaluator(table(), GRID)(GRID.from_index(jnp.array([4, 7])))
+    assert isinstance(outcome, Outcome)
+    np.testing.assert_array_equal(outcome.log_probs, table().log_probs[jnp.array([4, 7])])
