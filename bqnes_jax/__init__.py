@@ -9,6 +9,7 @@ from bqnes_jax import (
     quadrature,
     selection,
     spaces,
+    store,
     surrogates,
     tables,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "quadrature",
     "selection",
     "spaces",
+    "store",
     "surrogates",
     "tables",
 ]
