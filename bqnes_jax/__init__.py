@@ -3,6 +3,7 @@
 from bqnes_jax import (
     algorithms,
     candidates,
+    data,
     ensemble,
     kernels,
     metrics,
@@ -21,6 +22,7 @@ __all__ = [
     "Status",
     "algorithms",
     "candidates",
+    "data",
     "ensemble",
     "kernels",
     "metrics",
