@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -401,6 +402,31 @@ def test_a_data_directory_that_cannot_be_written(tmp_path):
     np.savez(tmp_path / "own.npz", x=toy().train.images, y=toy().train.labels)
     with pytest.raises(BQNESError, match="own cannot be written to"):
         prepare("own", tmp_path / "own.npz", tmp_path / "own.npz" / "data")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
+    """A limit of the system on the size of files stops a write half-way."""
+    np.savez(tmp_path / "own.npz", x=images(500).images, y=images(500).labels)
+    script = """
+import resource, signal, sys
+from bqnes_jax.data import prepare
+from bqnes_jax.errors import BQNESError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    prepare("own", *sys.argv[1:])
+except BQNESError as error:
+    print(error)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "own.npz", tmp_path / "data"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    ).stdout
+    assert "own cannot be written to" in said and "File too large" in said
+    assert os.listdir(tmp_path / "data") == []
 
 
 def test_digits():

@@ -65,11 +65,12 @@ def prepare(
             _write(dataset, Path(scratch))
             target.parent.mkdir(exist_ok=True)
             os.rename(Path(scratch) / tfds_name(name) / VERSION, target)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter from Riegeli, a full disk included
+        reason = " ".join(str(error).split())[:160]
         raise BQNESError(
-            f"{name} cannot be written to {directory} ({error.strerror}); choose a directory with "
-            "room that can be written."
-        ) from None
+            f"{name} cannot be written to {directory} ({reason}); choose a directory with room "
+            "that can be written."
+        ) from error
     return target
 
 
