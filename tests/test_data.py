@@ -305,15 +305,19 @@ def test_a_set_that_tfds_itself_prepared(tmp_path):
     np.testing.assert_array_equal(dataset.train.labels, part.labels[order])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), mask=st.integers(0, 255))
-def test_an_altered_prepared_set_is_refused_or_harmless(prepared_toy, tmp_path, place, mask):
-    """Its records carry checksums; a mask of 0 cuts the file short instead."""
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(
+    file=st.sampled_from(["*array_record*", "dataset_info.json", "features.json", "*.sha256"]),
+    place=st.floats(0, 1, exclude_max=True),
+    mask=st.integers(0, 15),
+)
+def test_an_altered_prepared_set_is_refused_or_harmless(prepared_toy, tmp_path, file, place, mask):
+    """A mask of 0 cuts the file short; small ones make other digits of digits."""
     original, own = prepared_toy
     folder = tmp_path / "data"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(original / "own_set", folder / "own_set")
-    (path,) = folder.glob("*/*/*array_record*")
+    (path,) = folder.glob("*/*/" + file)
     content = bytearray(path.read_bytes())
     if mask:
         content[int(place * len(content))] ^= mask
@@ -323,9 +327,26 @@ def test_an_altered_prepared_set_is_refused_or_harmless(prepared_toy, tmp_path, 
     try:
         dataset = load("own-set", folder)
     except BQNESError as error:
-        assert "is cut short, altered or in another format" in str(error)
+        assert str(folder) in str(error)
     else:
         same(dataset.train, own.train)
+        assert dataset.classes == own.classes
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("dataset_info.json", '"100"', '"90"'),
+        ("features.json", '"numClasses": "10"', '"numClasses": "19"'),
+    ],
+)
+def test_a_changed_description_of_a_prepared_set_shows(prepared_toy, tmp_path, file, old, new):
+    shutil.copytree(prepared_toy[0] / "own_set", tmp_path / "own_set")
+    path = tmp_path / "own_set" / prepared.VERSION / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(BQNESError, match="the checksum of its content differs"):
+        load("own-set", tmp_path)
 
 
 @pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from bqnes_jax.data.archives import (
 from bqnes_jax.errors import BQNESError, check_choice
 
 VERSION = "1.0.0"
+_CHECKSUM = "content.sha256"  # records carry their own, but not how many there are, nor the classes
 _AT_ONCE = 4096  # examples decoded together: Python objects of all would take several times more
 
 
@@ -63,8 +65,10 @@ def prepare(
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as scratch:
             _write(dataset, Path(scratch))
+            made = Path(scratch) / tfds_name(name) / VERSION
+            (made / _CHECKSUM).write_text(_digest(dataset))
             target.parent.mkdir(exist_ok=True)
-            os.rename(Path(scratch) / tfds_name(name) / VERSION, target)
+            os.rename(made, target)
     except (OSError, RuntimeError) as error:  # the latter from Riegeli, a full disk included
         reason = " ".join(str(error).split())[:160]
         raise BQNESError(
@@ -105,6 +109,9 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         train = parts["train"]
         test = parts.get("test", Images(train.images[:0], train.labels[:0]))
         dataset = Dataset(name, int(features["label"].num_classes), train, test)
+        checksum = folder / _CHECKSUM  # what TFDS itself prepared has none
+        if checksum.is_file() and checksum.read_bytes() != _digest(dataset).encode():
+            raise ValueError("the checksum of its content differs")
     check_dataset(dataset, folder)
     return dataset
 
@@ -159,6 +166,15 @@ def _write(dataset: Dataset, directory: Path) -> None:
         Builder(data_dir=directory, file_format="array_record").download_and_prepare(
             download_config=tfds.download.DownloadConfig(try_download_gcs=False)
         )
+
+
+def _digest(dataset: Dataset) -> str:
+    arrays = [*dataset.train, *dataset.test]
+    described = [dataset.classes, *(array.shape for array in arrays)]
+    digest = hashlib.sha256(json.dumps(described).encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
