@@ -1,0 +1,372 @@
+"""The published files of known data sets, and `.npz` files, as arrays. Nothing in them is run."""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from bqnes_jax.errors import BQNESError
+
+
+class Images(NamedTuple):
+    """Images and the number of the class of each."""
+
+    images: UInt8[np.ndarray, "n height width channels"]
+    labels: Int32[np.ndarray, " n"]
+
+
+class Dataset(NamedTuple):
+    """A data set in memory; `test` is empty where the source has no test set of its own."""
+
+    name: str
+    classes: int
+    train: Images
+    test: Images
+
+
+class Published(NamedTuple):
+    """A data set as its authors publish it.
+
+    Attributes:
+        classes: how many there are.
+        shape: of one image.
+        checksums: by file name, md5 (32 digits) or sha256 (64) as published.
+        get: the shell command or sentence that gets the files.
+        source: what the command line is then given.
+        read: from the path of the file, or of the folder of files, to (train, test).
+    """
+
+    classes: int
+    shape: tuple[int, int, int]
+    checksums: dict[str, str]
+    get: str
+    source: str
+    read: Callable[[Path], tuple[Images, Images]]
+
+
+def read_published(name: str, path: Path, verify: bool = True) -> Dataset:
+    """Read the published files of a known data set, after comparing their checksums."""
+    published = PUBLISHED[name]
+    several = len(published.checksums) > 1
+    for file, checksum in published.checksums.items():
+        full = path / file if several else path
+        if not full.is_file():
+            raise BQNESError(f"{full} is not a file; {how_to_get(name)}")
+        if verify:
+            _check_checksum(full, checksum)
+    with damaged_means_refused(path):
+        train, test = published.read(path)
+    dataset = Dataset(name, published.classes, train, test)
+    check_dataset(dataset, path)
+    if train.images.shape[1:] != published.shape:
+        raise BQNESError(
+            f"{path} has images of shape {train.images.shape[1:]}; those of {name} have shape "
+            f"{published.shape}."
+        )
+    return dataset
+
+
+def read_npz(name: str, path: Path) -> Dataset:
+    """Read `x_train`, `y_train`, `x_test`, `y_test` (or `x`, `y`) and, if there, `classes`."""
+    # NumPy leaves a file open that it cannot read, so it does not get to open it.
+    with (
+        damaged_means_refused(path),
+        path.open("rb") as opened,
+        np.load(opened, allow_pickle=False) as file,
+    ):
+        names = ("x_train", "y_train") if "x_train" in file else ("x", "y")
+        absent = [key for key in names if key not in file]
+        if "x_test" in file and "y_test" not in file:
+            absent.append("y_test")
+        if absent:
+            raise BQNESError(
+                f"{path} has no {absent[0]}; it must hold x_train, y_train, x_test and y_test, or "
+                f"x and y (it holds {', '.join(file.files)})."
+            )
+        train = _images(path, *(file[key] for key in names))
+        if "x_test" in file:
+            test = _images(path, file["x_test"], file["y_test"])
+        else:
+            test = Images(train.images[:0], train.labels[:0])
+        labels = np.concatenate([train.labels, test.labels])
+        highest = int(labels.max(initial=0)) + 1
+        classes = len(file["classes"]) if "classes" in file else highest
+    dataset = Dataset(name, classes, train, test)
+    check_dataset(dataset, path)
+    return dataset
+
+
+def check_dataset(dataset: Dataset, path: Path) -> None:
+    """Refuse labels without a class, and images of several shapes."""
+    for images in (dataset.train, dataset.test):
+        labels = images.labels
+        if labels.size and not 0 <= labels.min() <= labels.max() < dataset.classes:
+            worst = labels.min() if labels.min() < 0 else labels.max()
+            raise BQNESError(
+                f"{path} has the label {worst}; labels go from 0 to {dataset.classes - 1}."
+            )
+    shapes = [images.images.shape[1:] for images in (dataset.train, dataset.test)]
+    if shapes[0] != shapes[1]:
+        raise BQNESError(f"{path} has images of shapes {shapes[0]} and {shapes[1]}; make them one.")
+    if not len(dataset.train.labels):
+        raise BQNESError(f"{path} has no training images.")
+
+
+def how_to_get(name: str) -> str:
+    """Say what to type to have a known data set."""
+    published = PUBLISHED[name]
+    return f"{published.get} bqnes data prepare {name} --from {published.source}"
+
+
+@contextlib.contextmanager
+def damaged_means_refused(path: Path) -> Iterator[None]:
+    """Turn what readers raise at bytes they do not understand into one sentence."""
+    try:
+        yield
+    except BQNESError:
+        raise
+    except FileNotFoundError:
+        raise BQNESError(f"{path} does not exist.") from None
+    except Exception as error:  # gzip, tar, zip, pickle, protobuf, Riegeli: there is no list
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise BQNESError(
+            f"{path} is cut short, altered or in another format ({reason}); get it again."
+        ) from error
+
+
+def _check_checksum(path: Path, expected: str) -> None:
+    algorithm = "md5" if len(expected) == 32 else "sha256"
+    with damaged_means_refused(path), path.open("rb") as file:
+        found = hashlib.file_digest(file, algorithm).hexdigest()
+    if found != expected:
+        raise BQNESError(
+            f"{path} has {algorithm} {found}, the published file {expected}: it is cut short or "
+            "altered; get it again, or turn verification off if you packed it yourself."
+        )
+
+
+def _images(path: Path, images: np.ndarray, labels: np.ndarray) -> Images:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise BQNESError(
+            f"{path} has images of type {images.dtype} and shape {images.shape}; they must be "
+            "uint8 of shape (n, height, width) or (n, height, width, channels)."
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+        raise BQNESError(
+            f"{path} has labels of type {labels.dtype} and shape {labels.shape}; they must be "
+            f"whole numbers, one for each of the {len(images)} images."
+        )
+    return Images(np.ascontiguousarray(images), labels.astype(np.int32))
+
+
+def _channels_last(path: Path, data: np.ndarray, labels: np.ndarray | list, side: int) -> Images:
+    """Order the rows of CIFAR and ImageNet16, three planes each, as images."""
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+        raise BQNESError(f"{path} holds data that are not an array of uint8.")
+    images = data.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
+    return _images(path, images, np.asarray(labels))
+
+
+def _joined(parts: list[Images]) -> Images:
+    return Images(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
+    def read(path: Path) -> tuple[Images, Images]:
+        found = {}
+        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                part = member.name.removeprefix(folder + "/")
+                if part in (*train, test) and member.isfile():
+                    batch = unpickle(archive.extractfile(member))
+                    found[part] = _channels_last(path, batch["data"], batch[label_key], 32)
+            while stream.read(1 << 20):  # to its end, where its checksum is compared
+                pass
+        absent = [part for part in (*train, test) if part not in found]
+        if absent:
+            raise BQNESError(f"{path} has no {folder}/{absent[0]}; it is another archive.")
+        return _joined([found[part] for part in train]), found[test]
+
+    return read
+
+
+_IMAGENET16_CLASSES = 120
+_IMAGENET16_TEST = "val_data"
+
+
+def _read_imagenet16(path: Path) -> tuple[Images, Images]:
+    parts = {}
+    for name in PUBLISHED["imagenet16-120"].checksums:
+        with (path / name).open("rb") as file:
+            batch = unpickle(file)
+        labels = np.asarray(batch["labels"])  # counted from 1, of a thousand classes
+        chosen = labels <= _IMAGENET16_CLASSES
+        parts[name] = _channels_last(path / name, batch["data"][chosen], labels[chosen] - 1, 16)
+    test = parts.pop(_IMAGENET16_TEST)
+    return _joined(list(parts.values())), test
+
+
+def _read_idx(path: Path) -> tuple[Images, Images]:
+    def array(name: str) -> np.ndarray:
+        with gzip.open(path / name) as file:
+            content = file.read()
+        dimensions = content[3]
+        if content[:3] != b"\0\0\x08" or dimensions not in (1, 3):
+            raise ValueError(f"{name} is not an IDX file of bytes")
+        shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+    names = list(PUBLISHED["fashion_mnist"].checksums)
+    train, test = (_images(path, *map(array, pair)) for pair in (names[:2], names[2:]))
+    return train, test
+
+
+def unpickle(file: io.BufferedIOBase) -> dict[str, object]:
+    """Read plain containers and arrays of numbers from a pickle, and refuse everything else.
+
+    The published batches of CIFAR and ImageNet16 are pickles, and a pickle may name any function to
+    be called. Here a name stands for one of a few harmless things of this file, or is refused.
+    """
+    content = _Unpickler(file, encoding="latin1").load()
+    if not isinstance(content, dict):
+        raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a dict")
+    return {
+        key: value.array() if isinstance(value, _PickledArray) else value
+        for key, value in content.items()
+    }
+
+
+class _Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes of memory
+    def find_class(self, module: str, name: str) -> object:
+        module = module.replace("numpy._core", "numpy.core")  # renamed in NumPy 2
+        if (module, name) not in _ADMITTED:
+            raise BQNESError(
+                f"a file asks for {module}.{name}, which no published data set needs; it is not "
+                "safe to read: get it again from its authors."
+            )
+        return _ADMITTED[module, name]
+
+
+class _PickledType:
+    def __init__(self, code: str, *_: object):
+        if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"):
+            raise pickle.UnpicklingError(f"it holds an array of type {code!r}")
+        self.code, self.order = code, "|"
+
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] not in ("|", "<", ">", "="):
+            raise pickle.UnpicklingError(f"it holds an array of byte order {state[1]!r}")
+        self.order = state[1]
+
+
+class _PickledArray:
+    """What NumPy's pickles say of an array; NumPy itself would trust them."""
+
+    def __init__(self, *_: object):
+        self.state = None
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        _, shape, kind, fortran, content = self.state
+        if not isinstance(kind, _PickledType):
+            raise pickle.UnpicklingError("it holds an array without a type")
+        content = content.encode("latin1") if isinstance(content, str) else content
+        dtype = np.dtype(kind.order.replace("|", "=") + kind.code)
+        return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")  # how Python 3 writes bytes in the old protocols
+
+
+_ADMITTED: dict[tuple[str, str], object] = {
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy", "ndarray"): "an argument of _reconstruct, never called",
+    ("numpy", "dtype"): _PickledType,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+
+PUBLISHED = {
+    "cifar10": Published(
+        10,
+        (32, 32, 3),
+        {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+        f"get it with: curl -LO {_TORONTO}cifar-10-python.tar.gz &&",
+        "cifar-10-python.tar.gz",
+        _read_cifar(
+            "cifar-10-batches-py",
+            tuple(f"data_batch_{i}" for i in range(1, 6)),
+            "test_batch",
+            "labels",
+        ),
+    ),
+    "cifar100": Published(
+        100,
+        (32, 32, 3),
+        {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+        f"get it with: curl -LO {_TORONTO}cifar-100-python.tar.gz &&",
+        "cifar-100-python.tar.gz",
+        _read_cifar("cifar-100-python", ("train",), "test", "fine_labels"),
+    ),
+    "imagenet16-120": Published(
+        _IMAGENET16_CLASSES,
+        (16, 16, 3),
+        {
+            "train_data_batch_1": "27846dcaa50de8e21a7d1a35f30f0e91",
+            "train_data_batch_2": "c7254a054e0e795c69120a5727050e3f",
+            "train_data_batch_3": "4333d3df2e5ffb114b05d2ffc19b1e87",
+            "train_data_batch_4": "1620cdf193304f4a92677b695d70d10f",
+            "train_data_batch_5": "348b3c2fdbb3940c4e9e834affd3b18d",
+            "train_data_batch_6": "6e765307c242a1b3d7d5ef9139b48945",
+            "train_data_batch_7": "564926d8cbf8fc4818ba23d2faac7564",
+            "train_data_batch_8": "f4755871f718ccb653440b9dd0ebac66",
+            "train_data_batch_9": "bb6dd660c38c58552125b1a92f86b5d4",
+            "train_data_batch_10": "8f03f34ac4b42271a294f91bf480f29b",
+            _IMAGENET16_TEST: "3410e3017fdaefba8d5073aaa65e4bd6",
+        },
+        "get the folder ImageNet16 (train_data_batch_1 to 10 and val_data) that NAS-Bench-201 "
+        "links to, https://drive.google.com/open?id=1L0Lzq8rWpZLPfiQGd6QR8q5xLV88emU7, then run:",
+        "ImageNet16",
+        _read_imagenet16,
+    ),
+    "fashion_mnist": Published(
+        10,
+        (28, 28, 1),
+        {
+            "train-images-idx3-ubyte.gz": (
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
+            ),
+            "train-labels-idx1-ubyte.gz": (
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
+            ),
+            "t10k-images-idx3-ubyte.gz": (
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"
+            ),
+            "t10k-labels-idx1-ubyte.gz": (
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"
+            ),
+        },
+        "get it with: curl --create-dirs --output-dir fashion --remote-name-all "
+        f"{_FASHION}{{train-images-idx3,train-labels-idx1,t10k-images-idx3,t10k-labels-idx1}}"
+        "-ubyte.gz &&",
+        "fashion",
+        _read_idx,
+    ),
+}

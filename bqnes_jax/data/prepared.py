@@ -1,0 +1,191 @@
+"""Data sets prepared once, in TFDS's layout, and read through its `data_source`: no TensorFlow.
+
+`tensorflow_datasets` is imported when it is needed: that takes a second.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bqnes_jax.data.archives import (
+    PUBLISHED,
+    Dataset,
+    Images,
+    check_dataset,
+    damaged_means_refused,
+    how_to_get,
+    read_npz,
+    read_published,
+)
+from bqnes_jax.errors import BQNESError, check_choice
+
+VERSION = "1.0.0"
+_CHECKSUM = "content.sha256"  # records carry their own, but not how many there are, nor the classes
+_AT_ONCE = 4096  # examples decoded together: Python objects of all would take several times more
+
+
+def tfds_name(name: str) -> str:
+    """Return the name TFDS files a data set under: only letters, digits and underscores."""
+    return name.replace("-", "_")
+
+
+def prepare(
+    name: str,
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    verify: bool = True,
+) -> Path:
+    """Convert published files, or an `.npz`, to a prepared data set, in their order.
+
+    Args:
+        name: a known data set, or any name of your own for an `.npz`.
+        source: the archive, the folder of files, or the `.npz`.
+        directory: the data directory; the set comes into a folder of its own there.
+        verify: compare the checksums of a known data set with the published ones.
+    """
+    source, directory = Path(source), Path(directory)
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name):
+        raise BQNESError(f"name is {name!r}; it must be of small letters, digits, '-' and '_'.")
+    target = directory / tfds_name(name) / VERSION
+    if target.exists():
+        raise BQNESError(f"{target} is there already; remove it to prepare {name} again.")
+    if source.suffix == ".npz":
+        dataset = read_npz(name, source)
+    else:
+        check_choice("name of a data set that is not an .npz", name, tuple(PUBLISHED))
+        dataset = read_published(name, source, verify)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as scratch:
+            _write(dataset, Path(scratch))
+            made = Path(scratch) / tfds_name(name) / VERSION
+            (made / _CHECKSUM).write_text(_digest(dataset))
+            target.parent.mkdir(exist_ok=True)
+            os.rename(made, target)
+    except (OSError, RuntimeError) as error:  # the latter from Riegeli, a full disk included
+        reason = " ".join(str(error).split())[:160]
+        raise BQNESError(
+            f"{name} cannot be written to {directory} ({reason}); choose a directory with room "
+            "that can be written."
+        ) from error
+    return target
+
+
+def find_prepared(name: str, directory: Path) -> Path | None:
+    """Return the folder of the highest version of a prepared data set, if there is one."""
+    folders = [info.parent for info in (directory / tfds_name(name)).glob("*/dataset_info.json")]
+    return max(folders, key=_version, default=None)
+
+
+def read_prepared(name: str, folder: Path) -> Dataset:
+    """Read a data set that `prepare`, or TFDS itself, wrote as `array_record`."""
+    import tensorflow_datasets as tfds
+
+    with damaged_means_refused(folder):
+        info = json.loads((folder / "dataset_info.json").read_bytes())
+        if info.get("fileFormat") != "array_record":
+            again = how_to_get(name) if name in PUBLISHED else "prepare it again."
+            raise BQNESError(
+                f"{folder} was prepared as {info.get('fileFormat', 'tfrecord')}, which only "
+                f'TensorFlow reads; prepare it with file_format="array_record", or {again}'
+            )
+        builder = tfds.builder_from_directory(folder)
+        features = builder.info.features
+        if not {"image", "label"} <= set(features or ()) or "train" not in builder.info.splits:
+            raise BQNESError(f"{folder} has no images and labels for training; it is of no use.")
+        shape = features["image"].shape
+        parts = {
+            split: _read_split(builder.as_data_source(split), shape)
+            for split in ("train", "test")
+            if split in builder.info.splits
+        }
+        train = parts["train"]
+        test = parts.get("test", Images(train.images[:0], train.labels[:0]))
+        dataset = Dataset(name, int(features["label"].num_classes), train, test)
+        checksum = folder / _CHECKSUM  # what TFDS itself prepared has none
+        if checksum.is_file() and checksum.read_bytes() != _digest(dataset).encode():
+            raise ValueError("the checksum of its content differs")
+    check_dataset(dataset, folder)
+    return dataset
+
+
+def _read_split(source, shape: tuple[int, ...]) -> Images:
+    images = np.empty((len(source), *shape), np.uint8)
+    labels = np.empty(len(source), np.int32)
+    for start in range(0, len(source), _AT_ONCE):
+        places = range(start, min(start + _AT_ONCE, len(source)))
+        examples = source.__getitems__(list(places))
+        for place, example in zip(places, examples, strict=True):
+            images[place], labels[place] = example["image"], example["label"]
+    return Images(images, labels)
+
+
+def _write(dataset: Dataset, directory: Path) -> None:
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():
+
+        class Builder(tfds.core.GeneratorBasedBuilder):
+            """The arrays of one data set, as TFDS wants them."""
+
+            name = tfds_name(dataset.name)
+            VERSION = tfds.core.Version(VERSION)
+
+            def _info(self):
+                # As bytes an image is stored five times faster than as the list of its numbers.
+                # Shuffling would break split files, which count in the published order.
+                image = tfds.features.Tensor(
+                    shape=dataset.train.images.shape[1:], dtype=np.uint8, encoding="bytes"
+                )
+                label = tfds.features.ClassLabel(num_classes=dataset.classes)
+                features = tfds.features.FeaturesDict({"image": image, "label": label})
+                return tfds.core.DatasetInfo(
+                    builder=self, features=features, disable_shuffling=True
+                )
+
+            def _split_generators(self, dl_manager):
+                parts = {"train": dataset.train, "test": dataset.test}
+                return {
+                    split: self._generate_examples(part)
+                    for split, part in parts.items()
+                    if len(part.labels)
+                }
+
+            def _generate_examples(self, part):
+                for place, (image, label) in enumerate(zip(*part, strict=True)):
+                    yield place, {"image": image, "label": int(label)}
+
+    with _silent(tfds):
+        Builder(data_dir=directory, file_format="array_record").download_and_prepare(
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+        )
+
+
+def _digest(dataset: Dataset) -> str:
+    arrays = [*dataset.train, *dataset.test]
+    described = [dataset.classes, *(array.shape for array in arrays)]
+    digest = hashlib.sha256(json.dumps(described).encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _silent(tfds) -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        tfds.disable_progress_bar()
+        try:
+            yield
+        finally:
+            tfds.enable_progress_bar()
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", folder.name))

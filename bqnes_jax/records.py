@@ -1,0 +1,305 @@
+"""What a store keeps: its manifest, its entries, and how both look on disk.
+
+An entry is
+
+    magic (8 bytes) | length of header (4) | header, JSON | sha256 of all before | log-probabilities
+
+where the header holds the sha256 of the log-probabilities, so that a listing reads headers only.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
+
+FORMAT = 1
+OK, FAILED = "ok", "failed"
+
+_MAGIC = b"BQNES\x00\r\n"  # a transfer that translates line ends or drops zeros shows at once
+_HEADER_LIMIT = 1 << 20
+_DIGEST = hashlib.sha256().digest_size
+_NUMBERS = ("train_loss", "valid_loss", "test_loss", "seconds")
+
+
+class DamagedError(Exception):
+    """Why an entry cannot be used, as the rest of a sentence that starts with its path."""
+
+
+class Key(NamedTuple):
+    """What an entry is filed under, within a store."""
+
+    arch: str
+    seed: int
+
+
+class Entry(NamedTuple):
+    """One trained network, or one training that failed.
+
+    Attributes:
+        arch: the architecture as text (`space.to_string`).
+        seed: of the training.
+        status: "ok" or "failed".
+        valid_log_probs: of all classes at each validation point; None if the training failed.
+        test_log_probs: of all classes at each test point; None if the training failed.
+        train_loss: mean loss at the end of the training; NaN where it is not known.
+        valid_loss: mean loss on the validation points, before log-probabilities were rounded.
+        test_loss: mean loss on the test points, likewise.
+        seconds: wall time of the training.
+    """
+
+    arch: str
+    seed: int
+    status: str = OK
+    valid_log_probs: Float[np.ndarray, "n classes"] | None = None
+    test_log_probs: Float[np.ndarray, "m classes"] | None = None
+    train_loss: float = math.nan
+    valid_loss: float = math.nan
+    test_loss: float = math.nan
+    seconds: float = math.nan
+
+    @property
+    def key(self) -> Key:
+        """Architecture and seed."""
+        return Key(self.arch, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What all entries of a store have in common.
+
+    Args:
+        space: name of the search space.
+        dataset: name of the data set.
+        config: of the training; a dict or dataclass that JSON can express.
+        valid_points: how many validation points are predicted.
+        test_points: how many test points are predicted.
+        classes: how many classes a prediction has.
+        dtype: "float16" (half the disk, log-probabilities to a relative 2⁻¹¹) or "float32".
+
+    Example:
+        >>> manifest = Manifest("nats", "digits", {"epochs": 3}, 300, 300, 10)
+        >>> manifest.config_hash[:8]
+        'cc6325ab'
+    """
+
+    space: str
+    dataset: str
+    config: object
+    valid_points: int
+    test_points: int
+    classes: int
+    dtype: str = "float16"
+
+    def __post_init__(self):
+        for field in ("space", "dataset"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value:
+                raise BQNESError(f"{field} is {value!r}; it must be a name.")
+        for field in ("valid_points", "test_points", "classes"):
+            check_whole(field, getattr(self, field), 1)
+        check_choice("dtype", self.dtype, ("float16", "float32"))
+        object.__setattr__(self, "config", _plain(self.config))
+
+    @property
+    def config_hash(self) -> str:
+        """The sha256 of the training config, independent of the order of its fields."""
+        return hashlib.sha256(canonical(self.config)).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of everything in the manifest; each entry carries it."""
+        return hashlib.sha256(canonical(self.content())).hexdigest()
+
+    def content(self) -> dict[str, object]:
+        """Return the fields and the version of the format."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"format": FORMAT, **fields}
+
+
+def encode(entry: Entry, manifest: Manifest) -> bytes:
+    """Check an entry and write it out; log-probabilities are rounded to the manifest's type."""
+    if not isinstance(entry.arch, str) or not entry.arch:
+        raise BQNESError(f"arch is {entry.arch!r}; it must be the architecture as text.")
+    check_whole("seed", entry.seed, 0)
+    check_choice("status", entry.status, (OK, FAILED))
+    body = b"".join(_rounded(entry, manifest)) if entry.status == OK else b""
+    header = {
+        "arch": entry.arch,
+        "seed": int(entry.seed),
+        "status": entry.status,
+        "store": manifest.fingerprint,
+        "sha256": hashlib.sha256(body).hexdigest(),
+        **{name: _number(getattr(entry, name)) for name in _NUMBERS},
+    }
+    text = canonical(header)
+    head = _MAGIC + struct.pack("<I", len(text)) + text
+    return head + hashlib.sha256(head).digest() + body
+
+
+def decode(file: BinaryIO, manifest: Manifest, predictions: bool = True) -> Entry:
+    """Read an entry, with or without its predictions, or raise `DamagedError`.
+
+    What the file claims about itself is compared with its size before memory is set aside.
+    """
+    size = os.fstat(file.fileno()).st_size
+    header, start = _read_header(file, size)
+    entry = _entry(header)
+    if header.get("store") != manifest.fingerprint:
+        raise DamagedError("belongs to another store")
+    rows = manifest.valid_points + manifest.test_points if entry.status == OK else 0
+    body = np.dtype((np.dtype(manifest.dtype).newbyteorder("<"), (manifest.classes,)))
+    if size - start != rows * body.itemsize:
+        raise DamagedError(
+            f"holds {size - start:,} bytes of predictions instead of {rows * body.itemsize:,}"
+        )
+    if not predictions or entry.status == FAILED:
+        return entry
+    array = np.empty(rows, body)
+    file.readinto(array)
+    if hashlib.sha256(array).hexdigest() != header["sha256"]:
+        raise DamagedError("has been altered: the checksum of its predictions differs")
+    valid, test = np.split(array, [manifest.valid_points])
+    return entry._replace(valid_log_probs=valid, test_log_probs=test)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a store."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BQNESError(f"{path} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError):
+        content = None
+    content = content if isinstance(content, dict) else {}
+    version = content.pop("format", FORMAT)
+    if version != FORMAT:
+        raise BQNESError(
+            f"store {path.parent} has format {version!r}; this version of bqnes reads {FORMAT}."
+        )
+    fingerprint = content.pop("sha256", None)
+    try:
+        manifest = Manifest(**content)
+    except (TypeError, BQNESError):
+        manifest = None
+    if manifest is None or manifest.fingerprint != fingerprint:
+        raise BQNESError(
+            f"{path} has been altered; remove it and open the store with the space, data set and "
+            "config it was made with: the entries know whether they belong to it."
+        )
+    return manifest
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest out."""
+    return json.dumps({**manifest.content(), "sha256": manifest.fingerprint}, indent=2).encode()
+
+
+def check_same(directory: Path, there: Manifest, here: Manifest) -> None:
+    """Refuse a store that was made for something else, and say what."""
+    for field in dataclasses.fields(Manifest):
+        name, old, new = field.name, getattr(there, field.name), getattr(here, field.name)
+        if old == new:
+            continue
+        if name == "config":
+            name, old, new = _first_difference(old, new)
+        raise BQNESError(
+            f"store {directory} was made with {name} = {old!r}, not {new!r}; use another directory "
+            f"for this one, or the same {name}."
+        )
+
+
+def canonical(content: object) -> bytes:
+    """Write JSON in one way only, so that equal contents have equal hashes."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _rounded(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    for name, points in (
+        ("valid_log_probs", manifest.valid_points),
+        ("test_log_probs", manifest.test_points),
+    ):
+        given, label = getattr(entry, name), f"{name} of {entry.arch!r}"
+        if given is None:
+            raise BQNESError(f"{label} is missing; only a failed training has none.")
+        array = np.asarray(given)
+        check_shape(label, array, (points, manifest.classes))
+        if not array.max() <= 1e-3:  # also refuses NaN
+            raise BQNESError(
+                f"{label} has a maximum of {array.max()}; log-probabilities are at most 0: apply a "
+                "log-softmax, and record a training that diverged as failed."
+            )
+        # An infinite loss would spoil every average; the lowest number says as much.
+        yield np.clip(array, np.finfo(dtype).min, 0).astype(dtype).tobytes()
+
+
+def _read_header(file: BinaryIO, size: int) -> tuple[dict, int]:
+    """Return the header and where the predictions start."""
+    start = len(_MAGIC) + 4
+    head = file.read(start)
+    if len(head) < start or not head.startswith(_MAGIC):
+        raise DamagedError("does not start like an entry")
+    (length,) = struct.unpack("<I", head[len(_MAGIC) :])
+    if length > min(_HEADER_LIMIT, size - start - _DIGEST):
+        raise DamagedError(f"is cut short ({size:,} bytes) or has been altered")
+    text, digest = file.read(length), file.read(_DIGEST)
+    if hashlib.sha256(head + text).digest() != digest:
+        raise DamagedError("has been altered: the checksum of its header differs")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise DamagedError("has a header that is not a JSON object")
+    return header, start + length + _DIGEST
+
+
+def _entry(header: dict) -> Entry:
+    """Read a header whose checksum is right; another program may still have meant another thing."""
+    arch, seed, status = (header.get(name) for name in ("arch", "seed", "status"))
+    numbers = {name: header.get(name) for name in _NUMBERS}
+    well_formed = (
+        isinstance(arch, str)
+        and type(seed) is int
+        and status in (OK, FAILED)
+        and isinstance(header.get("sha256"), str)
+        and all(number is None or type(number) is float for number in numbers.values())
+    )
+    if not well_formed:
+        raise DamagedError("has a header with other fields than an entry")
+    values = {name: math.nan if number is None else number for name, number in numbers.items()}
+    return Entry(arch, seed, status, **values)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None  # JSON has no NaN
+
+
+def _plain(config: object) -> object:
+    """Reduce a config to what JSON gives back, so that it compares equal after reading."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    if not isinstance(config, Mapping):
+        raise BQNESError(f"config is {config!r}; it must be a dict or a dataclass.")
+    try:
+        return json.loads(canonical(dict(config)))
+    except (TypeError, ValueError) as error:
+        raise BQNESError(f"config cannot be written as JSON ({error}): {config!r}.") from None
+
+
+def _first_difference(old: dict, new: dict, prefix: str = "config") -> tuple[str, object, object]:
+    name = min(name for name in {*old, *new} if old.get(name, ...) != new.get(name, ...))
+    a, b = old.get(name, "(absent)"), new.get(name, "(absent)")
+    if isinstance(a, dict) and isinstance(b, dict):
+        return _first_difference(a, b, f"{prefix}.{name}")
+    return f"{prefix}.{name}", a, b

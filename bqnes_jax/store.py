@@ -1,0 +1,265 @@
+"""Predictions on disk: what each trained network said, safe against crashes and bit rot.
+
+A store is a directory for one search space, one data set and one training config:
+
+    manifest.json        what the entries belong to; written once
+    entries/<key>.bqe    one trained network; <key> is a hash of architecture and seed
+
+A file is written under a temporary name and renamed, so at any moment each entry is there whole or
+not at all, whoever writes and whenever they are killed. An entry that was cut short or altered
+later is reported by `DamagedEntryWarning` and treated as missing.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.records import (
+    FAILED,
+    OK,
+    DamagedError,
+    Entry,
+    Key,
+    Manifest,
+    canonical,
+    check_same,
+    decode,
+    encode,
+    read_manifest,
+    write_manifest,
+)
+
+__all__ = ["DamagedEntryWarning", "Entry", "Key", "Manifest", "Predictions", "Store", "merge"]
+
+_ENTRY, _TEMPORARY = ".bqe", ".tmp"
+_ABANDONED = 3600.0  # seconds; to write one entry takes less than one
+
+
+class DamagedEntryWarning(UserWarning):
+    """An entry on disk cannot be trusted; it is treated as missing."""
+
+
+class Predictions(NamedTuple):
+    """The entries of k architectures, stacked; NaN where the training failed."""
+
+    ok: Bool[np.ndarray, " k"]
+    valid_log_probs: Float32[np.ndarray, "k n classes"]
+    test_log_probs: Float32[np.ndarray, "k m classes"]
+    train_losses: Float[np.ndarray, " k"]
+    valid_losses: Float[np.ndarray, " k"]
+    test_losses: Float[np.ndarray, " k"]
+    seconds: Float[np.ndarray, " k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """Predictions of trained networks in a directory. Make one with `Store.open`.
+
+    Several processes may use the same directory at once; the last one to write a key wins.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> manifest = Manifest("nats", "toy", {"epochs": 3}, 4, 2, 2)
+        >>> store = Store.open(folder.name, manifest)
+        >>> half = np.log(np.full((4, 2), 0.5))
+        >>> store.put([Entry("a", 0, "ok", half, half[:2]), Entry("b", 0, "failed")])
+        >>> store.missing(["a", "b", "c"], seeds=[0])
+        [Key(arch='c', seed=0)]
+        >>> store.load(["a", "b"], seed=0).ok.tolist()
+        [True, False]
+        >>> folder.cleanup()
+    """
+
+    directory: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], manifest: Manifest | None = None) -> "Store":
+        """Open a store, or make one; without a manifest, open what is there."""
+        directory = Path(directory)
+        path, entries = directory / "manifest.json", directory / "entries"
+        if manifest is None and not path.is_file():
+            raise BQNESError(f"{directory} is not a store: it has no manifest.json.")
+        with _writing(f"store {directory}"):
+            if not entries.is_dir():
+                entries.mkdir(parents=True, exist_ok=True)
+            if not path.is_file():
+                _write(path, write_manifest(manifest), overwrite=False)
+        there = read_manifest(path)
+        if manifest is not None:
+            check_same(directory, there, manifest)
+        store = cls(directory, there)
+        store._remove_abandoned()
+        return store
+
+    def put(self, entries: Entry | Iterable[Entry]) -> None:
+        """Write entries, each for good before the next; one of the same key is replaced."""
+        for entry in [entries] if isinstance(entries, Entry) else entries:
+            content = encode(entry, self.manifest)
+            with _writing(f"entry {entry.arch!r} of store {self.directory}"):
+                _write(self._path(entry.key), content)
+
+    def get(self, arch: str, seed: int) -> Entry | None:
+        """Read one entry; None if it is missing or damaged."""
+        return self._read(self._path(Key(arch, seed)))
+
+    def missing(self, archs: Iterable[str], seeds: Iterable[int]) -> list[Key]:
+        """List what has to be trained: never written, or damaged. What failed is not missing."""
+        archs = list(archs)
+        keys = (Key(arch, int(seed)) for seed in seeds for arch in archs)
+        return [key for key in keys if self.get(*key) is None]
+
+    def keys(self) -> list[Key]:
+        """List what is stored, in order."""
+        return [entry.key for entry in self.summaries()]
+
+    def summaries(self) -> list[Entry]:
+        """List what is stored, in order, without predictions: reads headers and sizes only."""
+        read = (self._read(path, predictions=False) for path in self._paths())
+        return sorted((entry for entry in read if entry is not None), key=lambda entry: entry.key)
+
+    def load(self, archs: Sequence[str], seed: int) -> Predictions:
+        """Read the entries of these architectures into stacked arrays."""
+        shape = self.manifest
+        valid = np.full((len(archs), shape.valid_points, shape.classes), np.nan, np.float32)
+        test = np.full((len(archs), shape.test_points, shape.classes), np.nan, np.float32)
+        entries, absent = [], []
+        for i, arch in enumerate(archs):
+            entry = self.get(arch, seed)
+            if entry is None:
+                absent.append(arch)
+                continue
+            if entry.status == OK:
+                valid[i], test[i] = entry.valid_log_probs, entry.test_log_probs
+            entries.append(entry._replace(valid_log_probs=None, test_log_probs=None))
+        if absent:
+            raise BQNESError(
+                f"{len(absent)} of {len(archs)} architectures have no entry with seed {seed} in "
+                f"store {self.directory}, {absent[0]!r} the first; train what `missing` lists."
+            )
+
+        def column(name: str) -> np.ndarray:
+            return np.array([getattr(entry, name) for entry in entries], np.float64)
+
+        return Predictions(
+            np.array([entry.status == OK for entry in entries], bool),
+            valid,
+            test,
+            *map(column, ("train_loss", "valid_loss", "test_loss", "seconds")),
+        )
+
+    def damaged(self) -> dict[Path, str]:
+        """Read everything, and tell what is damaged and how."""
+        found = {}
+        for path in self._paths():
+            try:
+                self._decode(path)
+            except DamagedError as error:
+                found[path] = str(error)
+        return found
+
+    def _path(self, key: Key) -> Path:
+        name = hashlib.sha256(canonical([key.arch, int(key.seed)])).hexdigest()[:32]
+        return self.directory / "entries" / (name + _ENTRY)
+
+    def _paths(self) -> list[Path]:
+        try:
+            return sorted(
+                path for path in (self.directory / "entries").iterdir() if path.suffix == _ENTRY
+            )
+        except OSError as error:
+            raise BQNESError(f"store {self.directory} cannot be read ({error.strerror}).") from None
+
+    def _read(self, path: Path, predictions: bool = True) -> Entry | None:
+        try:
+            return self._decode(path, predictions)
+        except DamagedError as error:
+            message = f"{path} {error}; it is treated as missing."
+            warnings.warn(message, DamagedEntryWarning, stacklevel=3)
+            return None
+
+    def _decode(self, path: Path, predictions: bool = True) -> Entry | None:
+        try:
+            with path.open("rb") as file:
+                entry = decode(file, self.manifest, predictions)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DamagedError(f"cannot be read ({error.strerror})") from None
+        if self._path(entry.key) != path:
+            raise DamagedError("is filed under the name of another entry")
+        return entry
+
+    def _remove_abandoned(self) -> None:
+        """Remove what killed writers left; the young may belong to one that is at work."""
+        for folder in (self.directory, self.directory / "entries"):
+            for path in folder.glob("*" + _TEMPORARY):
+                with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
+                    if time.time() - path.stat().st_mtime > _ABANDONED:
+                        path.unlink()
+
+
+def merge(target: Store, *sources: Store) -> int:
+    """Copy what the target lacks, checked, and return how many entries that were.
+
+    An entry that is ok replaces one that failed; otherwise the target keeps its own.
+    """
+    for source in sources:
+        check_same(source.directory, source.manifest, target.manifest)
+    copied = 0
+    for source in sources:
+        for summary in source.summaries():
+            held, offered = target.get(*summary.key), source.get(*summary.key)
+            wanted = held is None or (held.status == FAILED and offered and offered.status == OK)
+            if offered is not None and wanted:
+                target.put(offered)
+                copied += 1
+    return copied
+
+
+def _write(path: Path, content: bytes, overwrite: bool = True) -> None:
+    """Write a file whole or not at all, and have it on the disk when this returns."""
+    name = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{_TEMPORARY}")
+    try:
+        with name.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if overwrite:
+            os.replace(name, path)
+        else:
+            with contextlib.suppress(FileExistsError):  # another was first: the caller compares
+                os.link(name, path)
+    finally:
+        name.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)  # the name is on the disk when the folder is
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _writing(what: str) -> Iterator[None]:
+    remedies = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota"}
+    try:
+        yield
+    except OSError as error:
+        remedy = remedies.get(error.errno, "choose a directory that can be written")
+        raise BQNESError(
+            f"{what} cannot be written ({error.strerror}); what was stored before is intact: "
+            f"{remedy} and run again."
+        ) from None
