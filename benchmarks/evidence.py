@@ -144,18 +144,21 @@ def main(options: Options) -> None:
 
 
 def report(dataset: str, exact: float, errors: dict) -> None:
-    rows = []
+    rows, negative = [], 0
     for name, error in errors.items():
         row = [name]
         for column in error.T:
             positive = np.isfinite(column)  # the plain GP's estimate can be negative
+            negative += (~positive).sum()
             text = with_error(np.abs(column[positive]), 2) if positive.any() else "–"
-            row.append(text + ("" if positive.all() else f" ({(~positive).sum()} negative)"))
+            row.append(text + ("" if positive.all() else "*"))
         last = error[:, -1]
         row.append(f"{last[np.isfinite(last)].mean():+.2f}")
         rows.append(row)
     columns = ["|log Ẑ − log Z| after", *map(str, counts()), "bias"]
     show(f"{dataset} (proxy losses): exact log Z = {exact:.3f}", columns, rows)
+    if negative:
+        console.print(f"* without {negative} estimates of Z that were negative")
 
 
 if __name__ == "__main__":
