@@ -53,5 +53,11 @@ def show(title: str, columns: list[str], rows: list[list[str]], names: int = 1) 
 
 def write(path: Path, result: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, default=lambda array: np.asarray(array).tolist()))
+    path.write_text(json.dumps(result, default=_numbers, allow_nan=False) + "\n")
     console.print(f"written to {path}")
+
+
+def _numbers(array) -> list:
+    """Turn an array into lists; what is not finite becomes null, which JSON has."""
+    array = np.asarray(array).astype(float)
+    return np.where(np.isfinite(array), array.round(6), None).tolist()

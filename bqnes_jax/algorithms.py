@@ -71,29 +71,41 @@ def search(
     return state.history, trace
 
 
-def pair(strategy_name: str, method: str) -> Maker:
-    """Return the maker of an algorithm that chooses candidates and then selects among them."""
-    check_choice("strategy", strategy_name, candidates.strategies())
-    check_choice("selection method", method, methods())
+class Pair(NamedTuple):
+    """The maker of an algorithm that chooses candidates and then selects among them."""
 
-    def make_pair(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
-        strategy = candidates.make(strategy_name, space, kernel, config)
+    strategy: str
+    method: str
+
+    def __call__(self, space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
+        """Make the algorithm."""
+        strategy = candidates.make(self.strategy, space, kernel, config)
 
         def run(key: PRNGKey, evaluate: Evaluate) -> Result:
             history, trace = search(strategy, config, key, evaluate)
-            last = jax.tree.map(lambda leaf: leaf[-1], trace)
-            gram = strategy.gram(last, history.archs)
-            return _selected(method, history, size, gram, config)._replace(trace=trace)
+            return select_ensemble(self.method, strategy, history, trace, size, config)
 
         return run
 
-    return make_pair
+
+def select_ensemble(
+    method: str,
+    strategy: Strategy,
+    history: History,
+    trace: Info,
+    size: int,
+    config: SearchConfig,
+) -> Result:
+    """Select an ensemble from what a search has evaluated, alike by the kernel fitted last."""
+    last = jax.tree.map(lambda leaf: leaf[-1], trace)
+    gram = strategy.gram(last, history.archs)
+    return _selected(method, history, size, gram, config)._replace(trace=trace)
 
 
 def random_ensemble(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
     """Draw as many architectures as the ensemble has members; equal weights for those that work."""
     only = dataclasses.replace(config, initial=size, budget=size)
-    return pair("random", "top")(space, size, kernel, only)
+    return Pair("random", "top")(space, size, kernel, only)
 
 
 def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
@@ -146,9 +158,9 @@ def variational_ensemble(
 
 
 _ALGORITHMS: dict[str, Maker] = {
-    "BQ-S": pair("us", "restack"),
-    "BQ-R": pair("us", "recombine"),
-    "NES-RE": pair("evolution", "beam"),
+    "BQ-S": Pair("us", "restack"),
+    "BQ-R": Pair("us", "recombine"),
+    "NES-RE": Pair("evolution", "beam"),
     "NES-BS": variational_ensemble,
     "Random": random_ensemble,
     "Best single": best_single,
@@ -165,7 +177,7 @@ def register(name: str, maker: Maker) -> None:
     """Add an algorithm of your own: a function (space, size, kernel, config) -> run.
 
     Example:
-        >>> register("EI + beam", pair("ei", "beam"))
+        >>> register("EI + beam", Pair("ei", "beam"))
         >>> "EI + beam" in algorithms()
         True
     """
@@ -205,13 +217,27 @@ def make(
         ((2, 6), [0.5, 0.5])
     """
     check_whole("size", size, 1)
+    return find(name)(space, size, kernel, config)
+
+
+def find(name: str) -> Maker:
+    """Return what makes the algorithm of that name; a `Pair` where it is one.
+
+    Example:
+        >>> find("BQ-S")
+        Pair(strategy='us', method='restack')
+        >>> find("ei+beam").method
+        'beam'
+    """
+    if name in _ALGORITHMS:
+        return _ALGORITHMS[name]
     strategy, plus, method = name.partition("+")
-    if name not in _ALGORITHMS and plus:
-        return pair(strategy, method)(space, size, kernel, config)
-    if name not in _ALGORITHMS:
+    if not plus:
         known = ", ".join(map(repr, _ALGORITHMS))
         raise BQNESError(f"algorithm is {name!r}; allowed are {known}, or 'strategy+method'.")
-    return _ALGORITHMS[name](space, size, kernel, config)
+    check_choice("strategy", strategy, candidates.strategies())
+    check_choice("selection method", method, methods())
+    return Pair(strategy, method)
 
 
 def _selected(

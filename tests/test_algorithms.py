@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax.algorithms import algorithms, make, pair, register
+from bqnes_jax.algorithms import Pair, algorithms, make, register
 from bqnes_jax.candidates import Outcome, SearchConfig
 from bqnes_jax.ensemble import ensemble_probabilities
 from bqnes_jax.errors import BQNESError
@@ -113,7 +113,7 @@ def test_recombination_of_everything_is_the_posterior_predictive(tolerance):
 def test_an_algorithm_of_ones_own(key):
     def first_one(space, size, kernel, config):
         small = SearchConfig(initial=1, budget=1)
-        return pair("random", "top")(space, size, kernel, small)
+        return Pair("random", "top")(space, size, kernel, small)
 
     register("first one", first_one)
     assert "first one" in algorithms()
