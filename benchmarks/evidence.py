@@ -61,18 +61,15 @@ def averaged(history):
     return jnp.stack([jax.nn.logsumexp(tempered[:, :n], 1) - jnp.log(n) for n in counts()], axis=1)
 
 
-def unbiased(history, trace):
+def unbiased(history):
     """Weigh each draw by the probability of having drawn it."""
-    first = -jnp.log(NATS.size - jnp.arange(CONFIG.initial, dtype=float))
-    first = jnp.broadcast_to(first, (len(trace.scores), CONFIG.initial))
-    log_q = jnp.concatenate([first, trace.scores[:, :-1, 0]], axis=1)
 
     def estimate(log_likelihoods, log_q, n):
         mask = jnp.arange(CONFIG.budget) < n
         return drawn_evidence(log_likelihoods, log_q, NATS.size, mask).log_evidence
 
     every = jax.vmap(jax.vmap(estimate, (None, None, 0)), (0, 0, None))
-    return every(history.log_likelihoods, log_q, jnp.array(counts()))
+    return every(history.log_likelihoods, history.scores, jnp.array(counts()))
 
 
 def make_log_model():
@@ -130,7 +127,7 @@ def main(options: Options) -> None:
             "US + plain GP": at_counts(found["plain GP"][1]),
             "plain Monte Carlo": averaged(found["random"][0]),
             "US + GP on log-likelihood": log_model(found["us"][0]),
-            "posterior draws, weighted": unbiased(*found["posterior"]),
+            "posterior draws, weighted": unbiased(found["posterior"][0]),
         }
         errors = {name: np.asarray(values) - exact for name, values in estimates.items()}
         result["errors"][dataset] = errors

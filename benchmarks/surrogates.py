@@ -54,11 +54,11 @@ def observed_variance(model, latent):
     The latent function f is observed with noise ε: (f + ε)² / 2 is f²/2 + fε + ε²/2. Without the
     last term WSABI-L would be certain wherever the mean of f is 0.
     """
-    noise = model.latent.hyperparameters.noise
+    variance, noise = latent.variance, model.latent.hyperparameters.noise
     if model.warp == "none":
-        return latent.variance + noise
-    squared = latent.variance + noise if model.warp == "moment" else noise
-    return latent.mean**2 * (latent.variance + noise) + 0.75 * squared**2
+        return variance + noise
+    spread = latent.mean**2 * (variance + noise) + 0.75 * noise**2
+    return spread if model.warp == "linear" else spread + variance**2 / 2 + variance * noise
 
 
 def make_score(warp: str, landscape: Listed, test):

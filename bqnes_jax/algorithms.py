@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import candidates
 from bqnes_jax.candidates import History, Info, Outcome, SearchConfig, Strategy, record
+from bqnes_jax.candidates.base import State, empty_history
 from bqnes_jax.candidates.variational import draw_diverse, fit_mean_field
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.kernels import Kernel
@@ -56,14 +57,16 @@ def search(
     """Spend the whole budget; returns what was evaluated and what was believed at each step.
 
     The first entry of the trace is after the initial architectures, the last after all of them.
+    What the last step asks for, and what exceeds the budget in the last batch, is evaluated too and
+    not recorded: on a table that costs nothing.
     """
     init_key, steps_key = jax.random.split(key)
     state, info = strategy.init(init_key)
-    state = record(state, evaluate(info.archs))
+    state = record(state, evaluate(info.archs)._replace(scores=info.scores))
 
     def step(state, key):
         state, info = strategy.choose(key, state)
-        return record(state, evaluate(info.archs)), info
+        return record(state, evaluate(info.archs)._replace(scores=info.scores)), info
 
     # One step more than evaluations: for what is believed after the last of them.
     steps = -(-(config.budget - config.initial) // config.batch) + 1
@@ -79,6 +82,7 @@ class Pair(NamedTuple):
 
     def __call__(self, space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
         """Make the algorithm."""
+        self.check()
         strategy = candidates.make(self.strategy, space, kernel, config)
 
         def run(key: PRNGKey, evaluate: Evaluate) -> Result:
@@ -86,6 +90,11 @@ class Pair(NamedTuple):
             return select_ensemble(self.method, strategy, history, trace, size, config)
 
         return run
+
+    def check(self) -> None:
+        """Refuse names that do not exist, before anything is trained."""
+        check_choice("strategy", self.strategy, candidates.strategies())
+        check_choice("selection method", self.method, methods())
 
 
 def select_ensemble(
@@ -114,6 +123,7 @@ def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchCo
     That needs a table of the whole space; among the candidates of a search, `"us+top"` with one
     member is its like.
     """
+    _check_listed("Best single", space)
 
     def run(key: PRNGKey, evaluate: Evaluate) -> Result:
         best = _best_of_all(space, 1, evaluate)
@@ -129,7 +139,9 @@ def variational_ensemble(
 
     As many architectures as the budget, those with the largest likelihoods in the whole space, are
     what a mean-field distribution is fitted to; the best of ten sets drawn from it is returned.
+    Members of a set may be the same.
     """
+    _check_listed("NES-BS", space)
 
     def run(key: PRNGKey, evaluate: Evaluate) -> Result:
         best = _best_of_all(space, config.budget, evaluate)
@@ -145,7 +157,7 @@ def variational_ensemble(
         def draw(key: PRNGKey) -> Result:
             archs = draw_diverse(key, space, distribution, size)
             outcome = evaluate(archs)
-            drawn = History(archs, outcome.log_likelihoods, outcome.log_probs, jnp.int32(size))
+            drawn = _history_of(outcome)
             return _selected("top", drawn, size, None, config)
 
         draws = lax.map(draw, jax.random.split(key, _DRAWS))
@@ -229,15 +241,22 @@ def find(name: str) -> Maker:
         >>> find("ei+beam").method
         'beam'
     """
-    if name in _ALGORITHMS:
-        return _ALGORITHMS[name]
     strategy, plus, method = name.partition("+")
-    if not plus:
+    if name not in _ALGORITHMS and not plus:
         known = ", ".join(map(repr, _ALGORITHMS))
         raise BQNESError(f"algorithm is {name!r}; allowed are {known}, or 'strategy+method'.")
-    check_choice("strategy", strategy, candidates.strategies())
-    check_choice("selection method", method, methods())
-    return Pair(strategy, method)
+    maker = _ALGORITHMS.get(name, Pair(strategy, method))
+    if isinstance(maker, Pair):
+        maker.check()
+    return maker
+
+
+def _check_listed(name: str, space: Space) -> None:
+    if space.size is None:
+        raise BQNESError(
+            f"{name} looks at every architecture, but space {space.name!r} cannot be listed; "
+            "use another algorithm."
+        )
 
 
 def _selected(
@@ -257,7 +276,7 @@ def _selected(
         history.log_probs,
         size,
         gram,
-        history.usable,
+        history.evaluated & (history.log_likelihoods < jnp.inf),  # −inf is no failure, NaN is
         temperature=config.warp.temperature,
     )
     return Result(history.archs[chosen.members], chosen.weights, chosen.info, history, None)
@@ -274,8 +293,13 @@ def _best_of_all(space: Space, count: int, evaluate: Evaluate) -> _Best:
     usable = jnp.isfinite(everything)
     _, best = lax.top_k(jnp.where(usable, everything, -jnp.inf), min(count, len(archs)))
     others = usable.at[best].set(False)
-    total = jnp.sum(jnp.where(others, everything, 0))
-    elsewhere = total / jnp.maximum(jnp.sum(others), 1)
-    outcome = evaluate(archs[best])
-    history = History(archs[best], outcome.log_likelihoods, outcome.log_probs, jnp.int32(len(best)))
-    return _Best(history, elsewhere)
+    average = jnp.sum(jnp.where(others, everything, 0)) / jnp.maximum(jnp.sum(others), 1)
+    # With nothing usable left over, all else (which failed) is no better than the worst.
+    worst = jnp.min(everything, where=usable, initial=jnp.inf)
+    elsewhere = jnp.where(jnp.any(others), average, jnp.where(jnp.any(usable), worst, 0))
+    return _Best(_history_of(evaluate(archs[best])), elsewhere)
+
+
+def _history_of(outcome: Outcome) -> History:
+    state = State(empty_history(*outcome.archs.shape), None)
+    return record(state, outcome).history

@@ -42,7 +42,15 @@ def evaluator(table: Table, space: EnumerableSpace) -> Partial:
         >>> evaluator(table, NATS)(NATS.from_index(jnp.array([3, 4]))).log_likelihoods.tolist()
         [-3.0, -4.0]
     """
-    check_shape("table.log_likelihoods", table.log_likelihoods, (space.size,))
+    for name, axes in (
+        ("log_likelihoods", 1),
+        ("accuracies", 1),
+        ("log_probs", 2),
+        ("probabilities", 3),
+    ):
+        values = getattr(table, name)
+        if values is not None:
+            check_shape(f"table.{name}", values, (space.size, *[None] * (axes - 1)))
     return Partial(_lookup(space), table)
 
 

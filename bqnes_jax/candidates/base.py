@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from bqnes_jax.errors import BQNESError, check_shape, check_whole
@@ -31,7 +32,8 @@ class SearchConfig:
         batch: how many are asked for at a time after that.
         warp: the surrogate of the likelihood.
         fit: how its hyper-parameters are fitted, at every step.
-        population: of evolution; it is filled with random architectures first.
+        population: of evolution; it is filled with random architectures first, which spend the
+            whole budget if that is no larger.
         parents: how many of a population may have offspring; also the best ones whose mutations
             join a pool.
         pool: architectures scored at each step where the space cannot be listed.
@@ -68,11 +70,13 @@ class Outcome(NamedTuple):
         archs: the architectures.
         log_likelihoods: summed over the validation points.
         log_probs: of the true class of each of n validation points; None where it is not known.
+        scores: with which they were asked for (`Info.scores`), for the record; NaN unless given.
     """
 
     archs: Int32[Array, "q length"]
     log_likelihoods: Float[Array, " q"]
     log_probs: Float[Array, "q n"] | None = None
+    scores: Float[Array, " q"] | None = None
 
 
 class History(NamedTuple):
@@ -81,6 +85,7 @@ class History(NamedTuple):
     archs: Int32[Array, "budget length"]
     log_likelihoods: Float[Array, " budget"]
     log_probs: Float[Array, "budget n"] | None
+    scores: Float[Array, " budget"]
     count: Int32[Array, ""]
 
     @property
@@ -90,8 +95,13 @@ class History(NamedTuple):
 
     @property
     def usable(self) -> Bool[Array, " budget"]:
-        """True where there is an entry that did not fail."""
+        """True where there is an entry that a surrogate can learn from."""
         return self.evaluated & jnp.isfinite(self.log_likelihoods)
+
+    @property
+    def best(self) -> Float[Array, " budget"]:
+        """The largest log-likelihood up to each entry, −inf before the first."""
+        return lax.cummax(jnp.where(self.usable, self.log_likelihoods, -jnp.inf))
 
 
 class State(NamedTuple):
@@ -107,13 +117,13 @@ class Info(NamedTuple):
     Attributes:
         archs: q architectures to evaluate next.
         scores: their acquisition values. Of a strategy that draws at random they are the
-            log-probabilities of the draws; 0 where a strategy has none, −inf where nothing was left
-            to ask for.
+            log-probabilities of the draws; 0 where a strategy has none, −inf where the best or the
+            likeliest of what is left was asked for and nothing was.
         count: how many have been evaluated.
         best: the largest log-likelihood among them, −inf if there is none.
         evidence: log Ẑ under the surrogate, with its errors and status.
-        hyperparameters: amplitude and noise of the surrogate.
-        kernel: of the surrogate, with its leaves as fitted.
+        hyperparameters: amplitude and noise of the surrogate of the likelihood.
+        kernel: of that surrogate, with its leaves as fitted.
     """
 
     archs: Int32[Array, "q length"]
@@ -183,6 +193,7 @@ def empty_history(budget: int, length: int) -> History:
         jnp.zeros((budget, length), jnp.int32),
         jnp.full(budget, jnp.nan),
         None,
+        jnp.full(budget, jnp.nan),
         jnp.int32(0),
     )
 
@@ -198,6 +209,8 @@ def record(state: State, outcome: Outcome) -> State:
     budget, q = len(history.archs), len(archs)
     log_likelihoods = jnp.asarray(outcome.log_likelihoods, history.log_likelihoods.dtype)
     check_shape("outcome.log_likelihoods", log_likelihoods, (q,))
+    scores = jnp.full(q, jnp.nan) if outcome.scores is None else outcome.scores
+    check_shape("outcome.scores", scores, (q,))
     places = history.count + jnp.arange(q)
     log_probs = history.log_probs
     if outcome.log_probs is not None:
@@ -213,6 +226,7 @@ def record(state: State, outcome: Outcome) -> State:
             history.archs.at[places].set(archs, mode="drop"),
             history.log_likelihoods.at[places].set(log_likelihoods, mode="drop"),
             log_probs,
+            history.scores.at[places].set(scores, mode="drop"),
             jnp.minimum(history.count + q, budget).astype(jnp.int32),
         )
     )

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from bqnes_jax.candidates.base import History, Situation
+from bqnes_jax.candidates.base import History, Situation, first_fresh
+from bqnes_jax.candidates.random import draw_fresh
 from bqnes_jax.quadrature.acquisition import (
     choose_greedily,
     log_expected_improvement,
     uncertainty_sampling,
 )
+from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.surrogates import Prediction, gp, predict
 from bqnes_jax.types import PRNGKey
 
@@ -50,8 +52,9 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
 def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
     """Ask for draws from the posterior as the surrogate believes it, a tenth of it from the prior.
 
-    The scores are the log-probabilities of the draws, so that `quadrature.drawn_evidence` is an
-    unbiased estimate of the evidence whatever the surrogate believes.
+    In a space that can be listed the scores are the log-probabilities of the draws, so that
+    `quadrature.drawn_evidence` is an unbiased estimate of the evidence whatever the surrogate
+    believes. In others the draws are from a pool, and the scores 0.
     """
     pool_key, draw_key = jax.random.split(key)
     pool = situation.landscape.pool(pool_key, situation.history)
@@ -62,11 +65,14 @@ def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
 
     def draw(fresh, key):
         left = jax.nn.log_softmax(jnp.where(fresh, log_mass, -jnp.inf))
+        left = jnp.where(fresh, left, -jnp.inf)  # with nothing left there would be NaN
         drawn = jax.random.categorical(key, left)
         return fresh & jnp.any(pool.archs != pool.archs[drawn], axis=1), (drawn, left[drawn])
 
     _, (drawn, scores) = lax.scan(draw, pool.fresh, jax.random.split(draw_key, q))
-    return pool.archs[drawn], scores
+    if situation.space.size is not None:
+        return pool.archs[drawn], scores
+    return _without_repeats(key, situation, pool.archs[drawn]), jnp.zeros(q)
 
 
 def _best_of_pool(
@@ -86,7 +92,15 @@ def _best_of_pool(
         lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),
         pool.row_of,
     )
-    return pool.archs[chosen], scores
+    if situation.space.size is not None:
+        return pool.archs[chosen], scores
+    return _without_repeats(key, situation, pool.archs[chosen]), scores
+
+
+def _without_repeats(key: PRNGKey, situation: Situation, archs: Architectures) -> Architectures:
+    """Replace what a pool had to offer twice by draws from the prior."""
+    draws = draw_fresh(key, situation.space, situation.history, len(archs))
+    return first_fresh(jnp.concatenate([archs, draws]), situation.history, len(archs))
 
 
 def _standardised(history: History) -> Float[Array, " budget"]:

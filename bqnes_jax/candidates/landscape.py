@@ -84,7 +84,9 @@ def make_landscape(space: Space, kernel: Kernel, config: SearchConfig) -> Landsc
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows, and which of them each is; rows equal but for rounding are one."""
-    digits = 5 if rows.dtype == np.float32 else 12
-    keys = rows if np.issubdtype(rows.dtype, np.integer) else np.round(rows, digits)
+    keys = rows
+    if not np.issubdtype(rows.dtype, np.integer):
+        largest = np.abs(rows).max(initial=0) or 1
+        keys = np.round(rows / largest, 5 if rows.dtype == np.float32 else 12)
     _, first, row_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     return rows[first], row_of.reshape(-1).astype(np.int32)

@@ -127,7 +127,7 @@ def make(
 
     def choose(key: PRNGKey, state: State) -> tuple[State, Info]:
         history = state.history
-        model = _believed(landscape, history, config)
+        model = _fit_model(landscape, history, config)
         archs, scores = chooser(key, Situation(space, landscape, config, history, model), batch)
         rows, weights = landscape.summands(state.reference)
         sampled = state.reference is not None
@@ -148,7 +148,7 @@ def make(
     return Strategy(jax.jit(init), jax.jit(choose), jax.jit(gram))
 
 
-def _believed(landscape, history: History, config: SearchConfig) -> LikelihoodModel:
+def _fit_model(landscape, history: History, config: SearchConfig) -> LikelihoodModel:
     return wsabi.fit(
         landscape.kernel,
         landscape.rows(history.archs),

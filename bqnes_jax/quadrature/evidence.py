@@ -148,7 +148,7 @@ def _drawn_evidence(
     return Evidence(
         log_evidence=jnp.where(positive, log_scale + jnp.log(safe), -jnp.inf),
         posterior_sd=jnp.zeros_like(mean),
-        sampling_sd=jnp.where(positive, sd / safe, jnp.inf),
+        sampling_sd=jnp.where(positive & (jnp.sum(mask) > 1), sd / safe, jnp.inf),
         status=flag(~positive, Status.EMPTY) | flag(jnp.any(mask & ~usable), Status.MASKED_TARGETS),
     )
 
