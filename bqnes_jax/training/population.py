@@ -245,12 +245,10 @@ def train_population(
         seconds.append(perf_counter() - started)
         results.append(jax.tree.map(lambda values, n=count - start: values[:n], trained))
     trained = jax.tree.map(
-        lambda *parts: jnp.asarray(
-            np.concatenate(parts).reshape(len(archs), config.seeds, *parts[0].shape[1:])
-        ),
+        lambda *parts: np.concatenate(parts).reshape(len(archs), config.seeds, *parts[0].shape[1:]),
         *results,
     )
-    return Population(trained, np.array(seconds))
+    return Population(jax.device_put(trained), np.array(seconds))
 
 
 def chunk_size(config: TrainConfig, data: ImageData, members: int) -> int:
