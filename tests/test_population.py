@@ -40,9 +40,10 @@ def close(ours, theirs, tolerance):
 
 
 def test_one_compilation_and_the_company_does_not_matter(compilations, key, tolerance):
-    data = make_data()
+    data, archs = make_data(), jnp.asarray(ARCHS, jnp.int32)
+    other_key = jax.random.key(7)
     compilations()
-    everything = train_population(key, ARCHS, data, CONFIG)
+    everything = train_population(key, archs, data, CONFIG)
     assert compilations() == 1, "8 members in 3 chunks of 3, the last one padded"
     trained = everything.trained
     assert everything.seconds.shape == (3,) and not trained.failed.any()
@@ -51,11 +52,12 @@ def test_one_compilation_and_the_company_does_not_matter(compilations, key, tole
     assert trained.train_losses.shape == (4, 2, 5)
     np.testing.assert_allclose(np.exp(trained.valid_log_probs).sum(-1), 1, rtol=1e-5)
 
-    again = train_population(key, ARCHS, make_data(), CONFIG).trained
+    compilations()
+    again = train_population(key, archs, make_data(), CONFIG).trained
     equal(again, trained)
     order = np.array([2, 0, 3, 1])
-    turned = train_population(key, ARCHS[order], data, CONFIG).trained
-    other = train_population(jax.random.key(7), ARCHS, make_data(3), CONFIG).trained
+    turned = train_population(key, jnp.asarray(ARCHS[order], jnp.int32), data, CONFIG).trained
+    other = train_population(other_key, archs, make_data(3), CONFIG).trained
     assert compilations() == 0
     close(turned, jax.tree.map(lambda leaf: leaf[order], trained), tolerance(1e-4, 1e-9))
     assert (other.valid_loss != trained.valid_loss).all()

@@ -121,14 +121,7 @@ Train = Callable[[PRNGKey, Int32[Array, "6"], ImageData], Trained]
 def make_train(config: TrainConfig) -> Train:
     """Return the pure function (key, arch, data) -> trained member.
 
-    Example:
-        >>> network = NATSNetworkConfig(channels=1, cells=1, classes=2)
-        >>> train = make_train(TrainConfig(network, steps=2, batch=4))
-        >>> images, labels = jnp.zeros((4, 8, 8, 1), jnp.uint8), jnp.array([0, 1, 0, 1])
-        >>> data = ImageData(images, labels, images, labels, images, labels)
-        >>> keys, archs = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 6), jnp.int32)
-        >>> jax.vmap(train, (0, 0, None))(keys, archs, data).train_losses.shape
-        (3, 2)
+    Map it over keys and architectures: `jax.vmap(make_train(config), (0, 0, None))`.
     """
     network = NATSNetwork(config.network)
 
