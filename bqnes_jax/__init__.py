@@ -3,14 +3,17 @@
 from bqnes_jax import (
     algorithms,
     candidates,
+    data,
     ensemble,
     kernels,
     metrics,
+    models,
     quadrature,
     selection,
     spaces,
     surrogates,
     tables,
+    training,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.types import Status
@@ -20,12 +23,15 @@ __all__ = [
     "Status",
     "algorithms",
     "candidates",
+    "data",
     "ensemble",
     "kernels",
     "metrics",
+    "models",
     "quadrature",
     "selection",
     "spaces",
     "surrogates",
     "tables",
+    "training",
 ]

@@ -248,7 +248,7 @@ def chunk_size(config: TrainConfig, data: ImageData, members: int) -> int:
     """Return how many members are trained at once.
 
     What a member needs is mostly what its gradient remembers of the forward pass, some 100 numbers
-    for each channel of each position in a cell (measured: the patches of three nodes are 27).
+    for each channel of each position in a cell: the patches of its three nodes alone are 27.
     """
     if config.chunk is not None:
         return min(config.chunk, members)
