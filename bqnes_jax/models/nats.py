@@ -318,7 +318,7 @@ def _settle(x: Activations, arch: Int32[Array, "6"]) -> Activations:
 
     XLA on CPUs fuses all that is not a product of matrices into each of its users, through
     optimisation barriers as well, and so computes the pooled sums and the gradients of patches
-    again for every edge: about twice slower to run. It does not see through a product by the identity.
+    again for every edge: half as fast. It does not see through a product by the identity.
     """
     if jax.default_backend() != "cpu":
         return x
