@@ -7,12 +7,14 @@ from bqnes_jax import (
     ensemble,
     kernels,
     metrics,
+    models,
     quadrature,
     selection,
     spaces,
     store,
     surrogates,
     tables,
+    training,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.types import Status
@@ -26,10 +28,12 @@ __all__ = [
     "ensemble",
     "kernels",
     "metrics",
+    "models",
     "quadrature",
     "selection",
     "spaces",
     "store",
     "surrogates",
     "tables",
+    "training",
 ]

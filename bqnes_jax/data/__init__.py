@@ -1,6 +1,8 @@
-"""Images in: data sets and how they are split."""
+"""Images in: data sets, how they are split, and what networks see of them."""
 
 from bqnes_jax.data.archives import Dataset, Images
+from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.prepared import prepare
 from bqnes_jax.data.sources import Available, available, data_directory, downsample, load
 from bqnes_jax.data.splits import (
@@ -13,15 +15,20 @@ from bqnes_jax.data.splits import (
 )
 
 __all__ = [
+    "AugmentConfig",
     "Available",
     "Dataset",
     "Images",
     "Split",
     "SplitIndices",
+    "augment",
     "available",
+    "channel_moments",
+    "check_images",
     "data_directory",
     "downsample",
     "load",
+    "normalise",
     "prepare",
     "read_split",
     "split",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import Array, Int32, UInt8
 
 from bqnes_jax.errors import BQNESError
 
@@ -20,8 +20,8 @@ from bqnes_jax.errors import BQNESError
 class Images(NamedTuple):
     """Images and the number of the class of each."""
 
-    images: UInt8[np.ndarray, "n height width channels"]
-    labels: Int32[np.ndarray, " n"]
+    images: UInt8[np.ndarray | Array, "n height width channels"]
+    labels: Int32[np.ndarray | Array, " n"]
 
 
 class Dataset(NamedTuple):

@@ -1,0 +1,186 @@
+"""How fast a population of architectures is trained, beside a loop over plain PyTorch networks.
+
+Random cells of NATS-Bench are trained on 8×8 digits by the recipe of the benchmark, all of them in
+one program here, and one after another with only their own operations in PyTorch, where it is
+installed. Both are timed in the same run; compilation is reported apart.
+
+    python benchmarks/training.py --archs 8 --steps 50
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import jax
+import numpy as np
+import tyro
+from shared import RESULTS, console, show, write
+
+from bqnes_jax.data import Split, load, split
+from bqnes_jax.models import NATSNetworkConfig
+from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces.nats import EDGES
+from bqnes_jax.training import TrainConfig, chunk_size, train_population
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train the same architectures in both."""
+
+    archs: int = 8
+    """How many architectures."""
+    seeds: int = 1
+    """How often each is trained."""
+    steps: int = 50
+    """How many steps each."""
+    batch: int = 64
+    """Images in a step."""
+    channels: int = 4
+    """Channels of the first stage."""
+    cells: int = 1
+    """Cells in each stage."""
+    chunk: int | None = None
+    """Members trained at once; by default what the library chooses."""
+    bfloat16: bool = False
+    """Compute in bfloat16 (here only)."""
+    torch: bool = True
+    """Compare with PyTorch where it can be imported."""
+    out: Path = RESULTS / "training.json"
+    """Where to write the results."""
+
+
+def digits() -> Split:
+    return split(load("digits"), sizes=(300, 700, 797))
+
+
+def ours(options: Options, archs, data: Split) -> dict:
+    network = NATSNetworkConfig(
+        options.channels, options.cells, classes=10, bfloat16=options.bfloat16
+    )
+    config = TrainConfig(
+        network,
+        seeds=options.seeds,
+        steps=options.steps,
+        batch=options.batch,
+        augment=None,
+        chunk=options.chunk,
+    )
+    start = perf_counter()
+    first = train_population(jax.random.key(0), archs, data, config)
+    with_compilation = perf_counter() - start
+    second = train_population(jax.random.key(1), archs, data, config)
+    running = float(second.seconds.sum())
+    right = first.trained.test_log_probs.argmax(-1) == data.test.labels
+    return {
+        "seconds": running,
+        "compiling": with_compilation - running,
+        "chunk": chunk_size(config, data, len(archs) * options.seeds),
+        "accuracy": float(right.mean()),
+        "failed": int(first.trained.failed.sum()),
+    }
+
+
+def theirs(options: Options, archs, data: Split) -> dict | None:
+    """Train one after another in PyTorch; the time includes no evaluation."""
+    try:
+        import torch
+        from torch import nn
+    except ImportError:
+        return None
+
+    def conv(inputs, outputs, size, stride=1):
+        return nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+
+    def operation(which, c):
+        pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+        return (None, nn.Identity(), conv(c, c, 1), conv(c, c, 3), pool)[which]
+
+    class Cell(nn.Module):
+        def __init__(self, arch, c):
+            super().__init__()
+            self.layers = nn.ModuleList(operation(int(which), c) for which in arch)
+
+        def forward(self, x):
+            nodes = [x, None, None, None]
+            for (source, target), layer in zip(EDGES, self.layers, strict=True):
+                if layer is not None and nodes[source] is not None:
+                    out = layer(nodes[source])
+                    nodes[target] = out if nodes[target] is None else nodes[target] + out
+            return torch.zeros_like(x) if nodes[3] is None else nodes[3]
+
+    class Reduction(nn.Module):
+        def __init__(self, c):
+            super().__init__()
+            self.convs = nn.Sequential(conv(c, 2 * c, 3, 2), conv(2 * c, 2 * c, 3))
+            self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(c, 2 * c, 1, bias=False))
+
+        def forward(self, x):
+            return self.convs(x) + self.shortcut(x)
+
+    def network(arch):
+        c = options.channels
+        layers = [nn.Conv2d(1, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)]
+        for stage in range(3):
+            layers += [Reduction(c * 2 ** (stage - 1))] if stage else []
+            layers += [Cell(arch, c * 2**stage) for _ in range(options.cells)]
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * c, 10)]
+        return nn.Sequential(*layers, nn.BatchNorm2d(4 * c), nn.ReLU(), *head)
+
+    images = torch.tensor(data.train.images).permute(0, 3, 1, 2).float()
+    images = (images - images.mean()) / images.std()
+    labels = torch.tensor(data.train.labels).long()
+    seconds = 0.0
+    for arch in np.repeat(archs, options.seeds, axis=0):
+        model = network(arch)
+        optimiser = torch.optim.SGD(
+            model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, options.steps)
+        loss_of, order = nn.CrossEntropyLoss(), torch.randperm(len(images))
+        per_epoch = len(images) // options.batch
+        start = perf_counter()
+        for step in range(options.steps):
+            place = step % per_epoch
+            order = order if place else torch.randperm(len(images))
+            batch = order[place * options.batch : (place + 1) * options.batch]
+            optimiser.zero_grad()
+            loss_of(model(images[batch]), labels[batch]).backward()
+            optimiser.step()
+            schedule.step()
+        seconds += perf_counter() - start
+    return {"seconds": seconds, "version": torch.__version__}
+
+
+def main(options: Options) -> None:
+    archs, data = np.asarray(NATS.sample(jax.random.key(1), options.archs)), digits()
+    work = options.archs * options.seeds * options.steps
+    result = {"options": vars(options) | {"out": str(options.out)}, "architecture-steps": work}
+    result["ours"] = ours(options, archs, data)
+    if options.torch:
+        result["pytorch"] = theirs(options, archs, data)
+    rows = []
+    for name in ("ours", "pytorch"):
+        if result.get(name):
+            seconds = result[name]["seconds"]
+            compiling = result[name].get("compiling")
+            rows.append(
+                [
+                    name,
+                    f"{work / seconds:.0f}",
+                    f"{seconds / options.archs / options.seeds:.2f} s",
+                    "–" if compiling is None else f"{compiling:.1f} s",
+                ]
+            )
+    columns = ["", "architecture-steps per second", "per member", "compiling"]
+    show(f"{options.archs} architectures × {options.seeds} seeds", columns, rows)
+    if options.torch and result["pytorch"] is None:
+        console.print("PyTorch cannot be imported: nothing to compare with")
+    write(options.out, result)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

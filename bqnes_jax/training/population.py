@@ -1,0 +1,295 @@
+"""Train many architectures of NATS-Bench, with several seeds each, in one compiled program.
+
+`make_train(config)` returns a pure function of (key, architecture, data), to be compiled and mapped
+as you like. `train_population` is a thin shell around it: it cuts (architectures × seeds) into
+chunks of one size, trains each chunk at once, and gathers the results.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int32
+
+from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.images import channel_moments, check_images, normalise
+from bqnes_jax.data.splits import Split
+from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
+from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.spaces.base import as_architectures
+from bqnes_jax.spaces.nats import NATS
+from bqnes_jax.types import PRNGKey
+
+_NUMBERS_KEPT = 100
+_CPU_CHUNK = 4  # least CPU time for a step among 1, 2 and 4, on 8×8 images; more is not settled
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The recipe of NATS-Bench by default: SGD with Nesterov momentum, cosine to a rate of 0.
+
+    Attributes:
+        network: the macro-skeleton.
+        seeds: how often each architecture is trained, from different weights.
+        epochs: passes over the training images; each leaves out what does not fill a batch.
+        steps: how many steps instead of how many epochs.
+        batch: images in a step.
+        learning_rate: at the start.
+        momentum: of Nesterov's kind.
+        weight_decay: added to the gradient, for every parameter. It shrinks those of operations
+            that an architecture does not use as well, which changes nothing of its output.
+        augment: random flips and crops; None for the images as they are.
+        chunk: how many members (architectures × seeds) are trained at once; None for what fits
+            into `memory`, and on CPUs what fits the caches.
+        memory: bytes that a chunk may use, by estimate.
+    """
+
+    network: NATSNetworkConfig = dataclasses.field(default_factory=NATSNetworkConfig)
+    seeds: int = 1
+    epochs: int = 200
+    steps: int | None = None
+    batch: int = 256
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    augment: AugmentConfig | None = dataclasses.field(default_factory=AugmentConfig)
+    chunk: int | None = None
+    memory: float = 4e9
+
+    def __post_init__(self):
+        for name in ("seeds", "epochs", "batch"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("steps", "chunk"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
+        check_positive("learning_rate", self.learning_rate)
+        check_positive("memory", self.memory)
+        if not 0 <= self.momentum < 1:
+            raise BQNESError(f"momentum is {self.momentum!r}; it must be from 0 to below 1.")
+        if not 0 <= self.weight_decay < np.inf:
+            raise BQNESError(
+                f"weight_decay is {self.weight_decay!r}; it must be finite and at least 0."
+            )
+
+
+class Trained(NamedTuple):
+    """A trained member. One that failed has NaN instead of predictions, so that none is used.
+
+    Attributes:
+        valid_log_probs: log-probabilities of the classes of the validation images.
+        test_log_probs: of the test images.
+        valid_loss: mean negative log-likelihood of the validation labels.
+        train_losses: of the batch of each step; NaN from the step on at which training failed.
+        failed: whether a loss or a prediction was not finite.
+    """
+
+    valid_log_probs: Float[Array, "*members n_valid classes"]
+    test_log_probs: Float[Array, "*members n_test classes"]
+    valid_loss: Float[Array, "*members"]
+    train_losses: Float[Array, "*members steps"]
+    failed: Bool[Array, "*members"]
+
+
+class Population(NamedTuple):
+    """A trained population.
+
+    Attributes:
+        trained: of each member, with axes [architecture, seed, …].
+        seconds: that each chunk took, the first with compilation.
+    """
+
+    trained: Trained
+    seconds: np.ndarray
+
+
+class _State(NamedTuple):
+    params: dict
+    batch_stats: dict
+    optimiser: optax.OptState
+
+
+Train = Callable[[PRNGKey, Int32[Array, "6"], Split], Trained]
+
+
+def make_train(config: TrainConfig) -> Train:
+    """Return the pure function (key, arch, data) -> trained member.
+
+    Map it over keys and architectures: `jax.vmap(make_train(config), (0, 0, None))`.
+    """
+    network = NATSNetwork(config.network)
+
+    def train(key: PRNGKey, arch: Int32[Array, "6"], data: Split) -> Trained:
+        n = len(data.train.images)
+        steps, per_epoch = _steps(config, n)
+        init_key, order_key, augment_key = jax.random.split(key, 3)
+        moments = channel_moments(data.train.images)
+        optimiser = optax.chain(
+            optax.add_decayed_weights(config.weight_decay),
+            optax.sgd(
+                optax.cosine_decay_schedule(config.learning_rate, steps),
+                config.momentum,
+                nesterov=True,
+            ),
+        )
+
+        def loss_of(params, batch_stats, images, labels):
+            logits, updated = network.apply(
+                {"params": params, "batch_stats": batch_stats},
+                arch,
+                images,
+                train=True,
+                mutable=["batch_stats"],
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return jnp.mean(losses), updated["batch_stats"]
+
+        def step(carry, t):
+            state, order, healthy = carry
+            place = t % per_epoch
+            order = lax.cond(
+                place == 0,
+                lambda: jax.random.permutation(jax.random.fold_in(order_key, t), n),
+                lambda: order,
+            )
+            batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
+            images, labels = data.train.images[batch], data.train.labels[batch]
+            if config.augment is not None:
+                images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
+            images = normalise(images, *moments)
+            (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+                state.params, state.batch_stats, images, labels
+            )
+            updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
+            new = _State(optax.apply_updates(state.params, updates), batch_stats, optimiser_state)
+            healthy &= jnp.isfinite(loss)
+            state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
+            return (state, order, healthy), jnp.where(healthy, loss, jnp.nan)
+
+        first = normalise(data.train.images[:1], *moments)
+        variables = network.init(init_key, arch, first)
+        state = _State(
+            variables["params"], variables["batch_stats"], optimiser.init(variables["params"])
+        )
+        start = (state, jnp.arange(n), jnp.array(True))
+        (state, _, healthy), train_losses = lax.scan(step, start, jnp.arange(steps))
+
+        def log_probs_of(images):
+            logits = network.apply(
+                {"params": state.params, "batch_stats": state.batch_stats},
+                arch,
+                normalise(images, *moments),
+            )
+            return jax.nn.log_softmax(logits)
+
+        valid, test = (
+            _in_batches(log_probs_of, images, config.batch)
+            for images in (data.valid.images, data.test.images)
+        )
+        failed = ~(healthy & jnp.all(jnp.isfinite(valid)) & jnp.all(jnp.isfinite(test)))
+        valid, test = (jnp.where(failed, jnp.nan, log_probs) for log_probs in (valid, test))
+        of_labels = jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1)
+        return Trained(valid, test, -jnp.mean(of_labels), train_losses, failed)
+
+    return train
+
+
+def train_population(
+    key: PRNGKey, archs: ArrayLike, data: Split, config: TrainConfig
+) -> Population:
+    """Train K architectures with `config.seeds` seeds each, a chunk at a time, by one program.
+
+    The key of a member is `key` folded with the index of its architecture and its seed: the same
+    (key, architecture, seed) gives the same result whatever else is trained, and in whichever
+    chunk, to rounding.
+
+    Example:
+        >>> from bqnes_jax.data import Images
+        >>> network = NATSNetworkConfig(channels=1, cells=1, classes=2)
+        >>> config = TrainConfig(network, seeds=2, steps=2, batch=4, chunk=4)
+        >>> part = Images(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]))
+        >>> data = Split(part, part, part)
+        >>> population = train_population(jax.random.key(0), np.ones((3, 6), int), data, config)
+        >>> population.trained.failed.tolist(), population.seconds.shape
+        ([[False, False], [False, False], [False, False]], (2,))
+    """
+    check_images(data, config.network.classes)
+    archs = np.asarray(as_architectures(NATS, archs))
+    check_shape("archs", archs, (None, 6))
+    if not len(archs):
+        raise BQNESError("archs are none; give at least one architecture.")
+    _steps(config, len(data.train.images))
+    data = jax.device_put(data)
+    count = len(archs) * config.seeds
+    chunk = chunk_size(config, data, count)
+    program = _make_program(config)
+    results, seconds = [], []
+    for start in range(0, count, chunk):
+        # The last chunk is filled up with its last member, so that its shape is compiled already.
+        member = np.minimum(np.arange(start, start + chunk), count - 1)
+        started = perf_counter()
+        seeds = (member % config.seeds).astype(np.int32)
+        trained = jax.device_get(program(key, archs[member // config.seeds], seeds, data))
+        seconds.append(perf_counter() - started)
+        results.append(jax.tree.map(lambda values, n=count - start: values[:n], trained))
+    trained = jax.tree.map(
+        lambda *parts: np.concatenate(parts).reshape(len(archs), config.seeds, *parts[0].shape[1:]),
+        *results,
+    )
+    return Population(jax.device_put(trained), np.array(seconds))
+
+
+def chunk_size(config: TrainConfig, data: Split, members: int) -> int:
+    """Return how many members are trained at once.
+
+    What a member needs is mostly what its gradient remembers of the forward pass, some 100 numbers
+    for each channel of each position in a cell: the patches of its three nodes alone are 27.
+    """
+    if config.chunk is not None:
+        return min(config.chunk, members)
+    rows, columns = data.train.images.shape[1:3]
+    size = 2 if config.network.bfloat16 else jnp.dtype(float).itemsize
+    # Twice the channels at a quarter of the positions in each further stage.
+    positions = rows * columns * config.network.channels * (1 + 1 / 2 + 1 / 4)
+    each = _NUMBERS_KEPT * positions * config.network.cells * config.batch * size
+    fitting = max(1, int(config.memory // each))
+    if jax.default_backend() == "cpu":
+        fitting = min(fitting, _CPU_CHUNK)
+    return min(fitting, members)
+
+
+@functools.cache
+def _make_program(config: TrainConfig):
+    train = make_train(config)
+
+    def member(key, arch, seed, data):
+        key = jax.random.fold_in(jax.random.fold_in(key, NATS.index(arch)), seed)
+        return train(key, arch, data)
+
+    return jax.jit(jax.vmap(member, (None, 0, 0, None)))
+
+
+def _steps(config: TrainConfig, images: int) -> tuple[int, int]:
+    """Return how many steps there are in all, and in an epoch."""
+    if config.batch > images:
+        raise BQNESError(
+            f"batch is {config.batch} but there are {images} training images; make it smaller."
+        )
+    per_epoch = images // config.batch
+    return config.steps or config.epochs * per_epoch, per_epoch
+
+
+def _in_batches(function, images, batch: int):
+    """Apply to a few images at a time; the last ones are filled up with the first."""
+    n = len(images)
+    number = -(-n // batch)
+    batches = images[jnp.arange(number * batch) % n].reshape(number, batch, *images.shape[1:])
+    out = lax.map(function, batches)
+    return out.reshape(number * batch, -1)[:n]
