@@ -74,11 +74,11 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_result(tmp_path, monkeypa
 
 def test_algorithms_that_need_a_table_are_refused(tmp_path):
     with pytest.raises(BQNESError, match="'NES-BS', which needs results of the whole space"):
-        live.run("NES-BS", NATS, 3, jax.random.key(0), None)
+        live.run("NES-BS", NATS, 3, jax.random.key(0), lambda archs: None)
 
 
 def test_a_store_of_another_recipe_is_refused(tmp_path):
     open_store(tmp_path)
     other = TrainConfig(TRAIN.network, steps=4, batch=8, augment=None)
-    with pytest.raises(BQNESError, match="config.steps = 3, not 4"):
+    with pytest.raises(BQNESError, match=r"config\.steps = 3, not 4"):
         Store.open(tmp_path, live.manifest_of("toy", DATA, other))
