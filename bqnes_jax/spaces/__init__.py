@@ -11,6 +11,7 @@ from bqnes_jax.spaces.base import (
     enumerate_space,
 )
 from bqnes_jax.spaces.nats import NATS, NATSSpace
+from bqnes_jax.spaces.subset import Subset
 
 __all__ = [
     "NATS",
@@ -21,6 +22,7 @@ __all__ = [
     "GraphSpace",
     "NATSSpace",
     "Space",
+    "Subset",
     "as_architectures",
     "enumerate_space",
 ]
