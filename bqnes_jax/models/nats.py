@@ -26,6 +26,7 @@ Kernels have PyTorch's axes (out, in, height, width), and `*` stands for PyTorch
 """
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -299,18 +300,54 @@ def _convolve(
         return lax.conv_general_dilated(
             x, kernel, (stride, stride), (around, around), dimension_numbers=_AXES
         )
+    return _product(x, kernel, stride)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Activations, kernel: Float[Array, "out in k k"], stride: int) -> OtherActivations:
+    """Convolve by one product of matrices.
+
+    Its gradient by x is a convolution again, and written as one: the transpose of cutting patches
+    would be a sum of nine shifted arrays, slow to compile and to run.
+    """
+    return _product_forward(x, kernel, stride)[0]
+
+
+def _product_forward(x, kernel, stride):
+    patches = _patches(x, kernel.shape[-1], stride)
+    out = kernel.reshape(len(kernel), -1) @ patches
+    rows, columns = (-(-length // stride) for length in x.shape[1:3])
+    return out.reshape(-1, rows, columns, x.shape[3]), (patches, kernel, x.shape)
+
+
+def _product_backward(stride, residuals, gradient):
+    patches, kernel, shape = residuals
+    by_kernel = (gradient.reshape(len(kernel), -1) @ patches.T).reshape(kernel.shape)
+    flipped = jnp.flip(kernel, (2, 3)).swapaxes(0, 1)
+    # Zeros between the rows and columns that a stride leaves out.
+    ends = [
+        (0, length - (have - 1) * stride - 1, stride - 1)
+        for have, length in zip(gradient.shape[1:3], shape[1:3], strict=True)
+    ]
+    spread = lax.pad(gradient, jnp.zeros((), gradient.dtype), [(0, 0, 0), *ends, (0, 0, 0)])
+    by_x = flipped.reshape(len(flipped), -1) @ _patches(spread, kernel.shape[-1], 1)
+    return by_x.reshape(shape), by_kernel
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _patches(x: Activations, size: int, stride: int) -> Float[Array, "inputs positions"]:
+    """Cut what each position sees of the image, with zeros around it, into columns."""
+    around = (size // 2, size // 2)
     rows, columns = (-(-length // stride) for length in x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-    patches = jnp.stack(
-        [
-            padded[:, i : i + stride * rows : stride, j : j + stride * columns : stride]
-            for i in range(size)
-            for j in range(size)
-        ],
-        axis=1,
-    )
-    out = kernel.reshape(len(kernel), -1) @ patches.reshape(x.shape[0] * size**2, -1)
-    return out.reshape(-1, rows, columns, x.shape[3])
+    seen = [
+        padded[:, i : i + stride * rows : stride, j : j + stride * columns : stride]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return jnp.stack(seen, axis=1).reshape(x.shape[0] * size**2, -1)
 
 
 def _settle(x: Activations, arch: Int32[Array, "6"]) -> Activations:
