@@ -1,8 +1,8 @@
-"""Train the networks behind the table that ships with the package.
+"""Train a thousand networks, and put what they predict into one small table.
 
 A thousand cells of NATS-Bench and more, each different to the WL kernel, the best of NAS-Bench-201
 among them, are trained on 300 images of 8×8 digits; what they predict for 600 validation and 600
-test images goes into a store, and from there, rounded, into `bqnes_jax/results/digits.npz`. Stop it
+test images goes into a store, and from there, rounded, into one file (`tables.read`). Stop it
 whenever you like: the same command goes on where it was.
 
     python benchmarks/tabulate.py
@@ -42,7 +42,7 @@ class Options:
     """How many of them are the best of NAS-Bench-201 on CIFAR-10."""
     store: Path = Path("digits-store")
     """Where predictions are kept."""
-    out: Path = Path(__file__).parents[1] / "bqnes_jax" / "results" / "digits.npz"
+    out: Path = Path("digits.npz")
     """Where the table goes."""
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import importlib.resources
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -82,21 +81,9 @@ class Tabulated(NamedTuple):
     test_labels: Int32[Array, " m"]
 
 
-def load(name: str) -> Tabulated:
-    """Load a table that ships with the package.
-
-    `"digits"`: 1,024 cells of NATS-Bench, trained on 300 images of 8×8 handwritten digits (C = 4,
-    N = 1, 150 steps of 64), with their predictions for 600 validation and 600 test images, rounded.
-    `benchmarks/tabulate.py` made it.
-
-    Example:
-        >>> digits = load("digits")
-        >>> digits.table.probabilities.shape
-        (1024, 600, 10)
-    """
-    check_choice("name", name, ("digits",))
-    with importlib.resources.files("bqnes_jax").joinpath("results", f"{name}.npz").open("rb") as f:
-        content = np.load(f, allow_pickle=False)
+def read(path: Path) -> Tabulated:
+    """Read a table that `pack` has written."""
+    with np.load(path, allow_pickle=False) as content:
         numbers, valid, test, right, labels = (
             content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
         )
@@ -115,7 +102,7 @@ def load(name: str) -> Tabulated:
 
 
 def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> None:
-    """Write the table of networks that were all trained, for `load`."""
+    """Write the predictions of networks that were all trained into one file, rounded."""
     if not stored.ok.all():
         raise BQNESError(f"{(~stored.ok).sum()} trainings failed; leave those architectures out.")
     order = np.argsort(numbers)

@@ -193,6 +193,7 @@ def test_draws_from_the_believed_posterior_estimate_the_evidence_without_bias(pr
     np.testing.assert_allclose(np.mean(evidence.sampling_sd), ratios.std(), rtol=0.5)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_evolution_mutates_parents_of_a_young_population():
     """Replays a search on NATS cells and looks where each offspring came from."""
     config = SearchConfig(initial=4, budget=30, population=8, parents=3)
@@ -209,6 +210,7 @@ def test_evolution_mutates_parents_of_a_young_population():
     assert scores[20:].max() > scores[:8].max()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_evolution_chooses_parents_that_do_well_together():
     """With predictions the parents are beam search's: here not the two best ones."""
     log_probs = jnp.log(jnp.array([[0.9, 0.1], [0.8, 0.1], [0.1, 0.6]]))
@@ -235,6 +237,7 @@ def test_first_fresh_takes_what_is_new():
     assert first_fresh(proposals, history, 3).tolist()[:2] == [[3, 3], [4, 4]]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_landscape_has_each_row_once():
     landscape = Listed(NATS, WL(NATS))
     rows, masses = landscape.summands(None)
@@ -245,6 +248,7 @@ def test_a_landscape_has_each_row_once():
     np.testing.assert_allclose(landscape.rows(archs), WL(NATS).features(archs), atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_fitted_kernels_are_reported(key):
     config = SearchConfig(
         initial=6, budget=8, warp=WarpConfig(temperature=1.0), fit=FitConfig(kernel_steps=3)
@@ -257,6 +261,7 @@ def test_fitted_kernels_are_reported(key):
     np.testing.assert_allclose(gram, info.kernel.gram(state.history.archs), rtol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_strategy_of_ones_own():
     def upwards(key, situation, q):
         return GRID.from_index(situation.history.count + jnp.arange(q)), jnp.ones(q)

@@ -204,7 +204,7 @@ def test_cells_of_none_are_a_constant_predictor(tolerance):
     images, labels, variables = setting()
     run = everything(CONFIG)
     archs = ARCHS.at[:].set(
-        jnp.array([[0] * 6, [3, 3, 3, 0, 0, 0], [1, 0, 0, 0, 0, 0]] + [[0] * 6] * 2)
+        jnp.array([[0] * 6, [3, 3, 3, 0, 0, 0], [1, 0, 0, 0, 0, 0]] + [[0] * 6] * 2, jnp.int32)
     )
     ((losses, stats), gradient), logits = run(variables, archs, images, labels)
     close(logits, jnp.broadcast_to(logits[:1, :1], logits.shape), tolerance(1e-5, 1e-12))

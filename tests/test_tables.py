@@ -1,23 +1,18 @@
 """Tables of results that were computed elsewhere."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bqnes_jax import tables
-from bqnes_jax.algorithms import make
-from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.ensemble import ensemble_probabilities
+from bqnes_jax.data import Images, Split
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.kernels import WL
-from bqnes_jax.metrics import mean_log_likelihood
 from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.store import Predictions
 from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.tables import evaluator, load, nb201_proxy
+from bqnes_jax.tables import nb201_proxy, pack, read
 
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
@@ -76,33 +71,30 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
-def test_the_table_of_digits():
-    space, table, labels = load("digits")
-    assert space.size == len(table.accuracies) >= 1000
-    path = Path(tables.__file__).parent / "results" / "digits.npz"
-    assert path.stat().st_size <= 8e6
+def test_a_table_is_packed_and_read(tmp_path):
+    rng = np.random.default_rng(0)
+    valid, test = (np.log(rng.dirichlet(np.ones(4), (3, n))).astype(np.float32) for n in (7, 5))
+    losses = np.zeros(3)
+    stored = Predictions(np.ones(3, bool), valid, test, losses, losses, losses, losses)
+    images = np.zeros((7, 2, 2, 1), np.uint8)
+    part = Images(images, np.arange(7, dtype=np.int32) % 4)
+    data = Split(part, part, Images(images[:5], part.labels[:5]))
+    pack(tmp_path / "t.npz", np.array([9504, 777, 1234]), stored, data)
+
+    space, table, labels = read(tmp_path / "t.npz")
+    assert space.numbers == (777, 1234, 9504)
+    order = np.array([1, 2, 0])
+    expected = valid[order][:, np.arange(7), part.labels]
+    np.testing.assert_allclose(table.log_probs, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(table.log_likelihoods, expected.sum(axis=1), rtol=1e-3)
     np.testing.assert_allclose(table.probabilities.sum(axis=2), 1, rtol=1e-5)
-    right = np.asarray(table.probabilities.argmax(axis=2)) == np.asarray(labels)
-    test_accuracies = right.mean(axis=1)
-    assert test_accuracies.max() < 0.99
-    assert np.ptp(test_accuracies[test_accuracies > 0.5]) > 0.1  # there is something to choose
-    assert np.corrcoef(test_accuracies, table.accuracies)[0, 1] > 0.8
-    assert len(np.unique(np.round(WL(NATS).features(enumerate_space(space)), 5), axis=0)) >= 1000
-
-
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
-def test_an_ensemble_of_digits_beats_the_best_single_network():
-    space, table, labels = load("digits")
-
-    def test_score(archs, weights):
-        members = table.probabilities[space.index(archs)]
-        return mean_log_likelihood(ensemble_probabilities(weights, members), labels)
-
-    evaluate = evaluator(table, space)
-    run = jax.jit(make("BQ-S", space, 5, config=SearchConfig(budget=60)))
-    ensemble = run(jax.random.key(0), evaluate)
-    single = make("Best single", space, 1)(jax.random.key(0), evaluate)
-    assert test_score(ensemble.archs, ensemble.weights) > test_score(single.archs, single.weights)
+    np.testing.assert_allclose(table.probabilities, np.exp(test[order]), atol=0.02)
+    right = (valid.argmax(2) == part.labels).mean(axis=1)
+    np.testing.assert_allclose(table.accuracies, right[order])
+    np.testing.assert_array_equal(labels, part.labels[:5])
+    with pytest.raises(BQNESError, match="1 trainings failed"):
+        failed = stored._replace(ok=np.array([True, False, True]))
+        pack(tmp_path / "u.npz", np.array([1, 2, 3]), failed, data)
 
 
 def test_rounding_is_finest_where_it_is_certain():
