@@ -79,10 +79,12 @@ class Pair(NamedTuple):
 
     strategy: str
     method: str
+    only_members: bool = False  # as many candidates as members
 
     def __call__(self, space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
         """Make the algorithm."""
         self.check()
+        config = self.budgeted(config, size)
         strategy = candidates.make(self.strategy, space, kernel, config)
 
         def run(key: PRNGKey, evaluate: Evaluate) -> Result:
@@ -90,6 +92,12 @@ class Pair(NamedTuple):
             return select_ensemble(self.method, strategy, history, trace, size, config)
 
         return run
+
+    def budgeted(self, config: SearchConfig, size: int) -> SearchConfig:
+        """Return the config, with as many candidates as this algorithm needs."""
+        if not self.only_members:
+            return config
+        return dataclasses.replace(config, initial=size, budget=size)
 
     def check(self) -> None:
         """Refuse names that do not exist, before anything is trained."""
@@ -109,12 +117,6 @@ def select_ensemble(
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
     gram = strategy.gram(last, history.archs)
     return _selected(method, history, size, gram, config)._replace(trace=trace)
-
-
-def random_ensemble(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
-    """Draw as many architectures as the ensemble has members; equal weights for those that work."""
-    only = dataclasses.replace(config, initial=size, budget=size)
-    return Pair("random", "top")(space, size, kernel, only)
 
 
 def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
@@ -174,7 +176,7 @@ _ALGORITHMS: dict[str, Maker] = {
     "BQ-R": Pair("us", "recombine"),
     "NES-RE": Pair("evolution", "beam"),
     "NES-BS": variational_ensemble,
-    "Random": random_ensemble,
+    "Random": Pair("random", "top", only_members=True),
     "Best single": best_single,
 }
 _BUILT_IN = tuple(_ALGORITHMS)
@@ -237,7 +239,7 @@ def find(name: str) -> Maker:
 
     Example:
         >>> find("BQ-S")
-        Pair(strategy='us', method='restack')
+        Pair(strategy='us', method='restack', only_members=False)
         >>> find("ei+beam").method
         'beam'
     """

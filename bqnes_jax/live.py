@@ -21,7 +21,7 @@ from bqnes_jax.kernels import Kernel
 from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.base import Architectures, Space
 from bqnes_jax.store import Entry, Manifest, Store
-from bqnes_jax.training import TrainConfig, train_population
+from bqnes_jax.training import TrainConfig, chunk_size, train_population
 from bqnes_jax.types import PRNGKey
 
 # What changes how fast a network is trained, but not what it becomes.
@@ -53,7 +53,7 @@ def train_into(
     by_text = {NATS.to_string(arch): arch for arch in np.asarray(archs)}
     missing = [key.arch for key in store.missing(by_text, [seed])]
     config = dataclasses.replace(config, seeds=1)
-    chunk = config.chunk or 4
+    chunk = chunk_size(config, data, NATS.size)
     for start in range(0, len(missing), chunk):
         texts = missing[start : start + chunk]
         # Filled up with the last one, so that all chunks have the shape that is compiled.
@@ -109,7 +109,7 @@ def search(
     init_key, steps_key = jax.random.split(key)
     state, info = strategy.init(init_key)
     steps = -(-(config.budget - config.initial) // config.batch) + 1
-    state = record(state, evaluate(info.archs))
+    state = record(state, evaluate(info.archs)._replace(scores=info.scores))
     trace: list[Info] = []
     for step_key in jax.random.split(steps_key, steps):
         state, info = strategy.choose(step_key, state)
@@ -118,7 +118,8 @@ def search(
             report(info, state.history)
         left = config.budget - int(info.count)
         if left:
-            state = record(state, evaluate(info.archs[:left]))
+            outcome = evaluate(info.archs[:left])
+            state = record(state, outcome._replace(scores=info.scores[:left]))
     return state.history, jax.tree.map(lambda *leaves: jnp.stack(leaves), *trace)
 
 
@@ -137,16 +138,12 @@ def run(
     NES-BS and Best single look at every architecture, which no one trains: they need a table.
     """
     algorithm = algorithms.find(name)
-    if name == "Random":
-        algorithm, config = (
-            Pair("random", "top"),
-            dataclasses.replace(config, initial=size, budget=size),
-        )
     if not isinstance(algorithm, Pair):
         raise BQNESError(
             f"algorithm is {name!r}, which needs results of the whole space; with training use "
             "'BQ-S', 'BQ-R', 'NES-RE', 'Random' or 'strategy+method'."
         )
+    config = algorithm.budgeted(config, size)
     strategy = candidates.make(algorithm.strategy, space, kernel, config)
     history, trace = search(strategy, config, key, evaluate, report)
     return algorithms.select_ensemble(algorithm.method, strategy, history, trace, size, config)

@@ -14,18 +14,12 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(bqnes_jax.__pat
 README = Path(bqnes_jax.__file__).parents[1] / "README.md"
 
 
-# Examples show how a function is called; in which precision is for other tests.
-SINGLE = pytest.mark.parametrize("precision", ["float32"], indirect=True)
-
-
-@SINGLE
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
 
-@SINGLE
 @pytest.mark.parametrize("name", [name for name in MODULES if name.count(".") == 1])
 def test_exports_exist(name):
     module = importlib.import_module(name)
@@ -33,7 +27,6 @@ def test_exports_exist(name):
         assert hasattr(module, export)
 
 
-@SINGLE
 def test_snippets_of_the_readme():
     snippets = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert snippets

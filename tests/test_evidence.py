@@ -99,8 +99,9 @@ def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, toler
 
 
 @pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
-def test_monte_carlo_converges_as_one_over_the_root(warp):
-    model = model_of(Polynomial(), warp)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
+    model = model_of(kernel, warp)
     exact = exact_evidence(model, GRID)
     errors = []
     for samples in (64, 1024):

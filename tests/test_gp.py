@@ -281,7 +281,7 @@ def assert_finite(posterior, archs):
     assert (gp.predict(posterior, archs).variance >= 0).all()
 
 
-@pytest.mark.parametrize("kernel", [WL(NATS), PointsOnly(WL(NATS))])
+@pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0), PointsOnly(WL(NATS))])
 @pytest.mark.parametrize(
     "case", ["duplicates", "one point", "zeros", "huge", "tiny", "no points", "contradiction"]
 )

@@ -45,6 +45,9 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_result(tmp_path, monkeypa
     undisturbed = run(open_store(tmp_path / "a"), report=lambda info, _: steps.append(info.count))
     assert [int(count) for count in steps] == [3, 5, 7, 8]
     assert undisturbed.history.count == 8
+    np.testing.assert_array_equal(
+        undisturbed.history.scores[3:], undisturbed.trace.scores[:-1].ravel()[:5]
+    )
     np.testing.assert_allclose(undisturbed.weights.sum(), 1, rtol=1e-6)
     assert len(open_store(tmp_path / "a").keys()) == 8
 

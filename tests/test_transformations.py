@@ -208,19 +208,21 @@ PUBLIC = {
 }
 
 
-def assert_close(ours, theirs, tolerance):
-    ours, theirs = (jax.tree_util.tree_map_with_path(without_bound, one) for one in (ours, theirs))
+def assert_close(ours, theirs, tolerance, precision):
+    if precision == "float32":
+        forgive = jax.tree_util.tree_map_with_path
+        ours, theirs = (forgive(without_bound, one) for one in (ours, theirs))
     chex.assert_trees_all_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def without_bound(path, leaf):
-    """Leave out of a status whether a fit ended at a bound: next to it, rounding decides."""
+    """Leave out of a status whether a fit ended at a bound: next to it, float32 decides."""
     is_status = jax.tree_util.keystr(path).endswith(".status")
     return leaf & ~Status.AT_BOUND if is_status else leaf
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_transformations(name, compilations, tolerance):
+def test_transformations(name, compilations, tolerance, precision):
     function, arguments = PUBLIC[name]
     keys = jax.random.split(jax.random.key(1), 3)
     each = [arguments(key) for key in keys]
@@ -231,7 +233,10 @@ def test_transformations(name, compilations, tolerance):
 
     stack = functools.partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
     mapped = jax.jit(jax.vmap(lambda *arguments: function(*arguments)))
-    assert_close(mapped(*stack(*each)), stack(*eager), tolerance(2e-2, 1e-6))
+    close = functools.partial(assert_close, tolerance=tolerance(2e-2, 1e-6), precision=precision)
+    close(mapped(*stack(*each)), stack(*eager))
+    close(mapped(*stack(*each[::-1])), stack(*eager[::-1]))
+    assert mapped._cache_size() == 1
 
 
 NOT_NUMERICAL = {"is_finite", "split", "vocabulary", "methods", "register"}

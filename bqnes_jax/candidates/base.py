@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from bqnes_jax.errors import BQNESError, check_shape, check_whole
 from bqnes_jax.kernels import Kernel
 from bqnes_jax.quadrature.evidence import Evidence
-from bqnes_jax.spaces.base import Architectures, Space
+from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, LikelihoodModel, WarpConfig
 from bqnes_jax.types import PRNGKey
 
@@ -230,6 +230,13 @@ def record(state: State, outcome: Outcome) -> State:
             jnp.minimum(history.count + q, budget).astype(jnp.int32),
         )
     )
+
+
+def not_evaluated(space: EnumerableSpace, history: History) -> Bool[Array, " size"]:
+    """Tell which architectures of a space that can be listed are not in the history."""
+    # Padding is sent out of range, which drops it.
+    places = jnp.where(history.evaluated, space.index(history.archs), space.size)
+    return jnp.ones(space.size, bool).at[places].set(False, mode="drop")
 
 
 def is_among(

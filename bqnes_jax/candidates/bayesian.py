@@ -70,9 +70,8 @@ def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
         return fresh & jnp.any(pool.archs != pool.archs[drawn], axis=1), (drawn, left[drawn])
 
     _, (drawn, scores) = lax.scan(draw, pool.fresh, jax.random.split(draw_key, q))
-    if situation.space.size is not None:
-        return pool.archs[drawn], scores
-    return _without_repeats(key, situation, pool.archs[drawn]), jnp.zeros(q)
+    known = situation.space.size is not None
+    return _different(key, situation, pool.archs[drawn]), scores if known else jnp.zeros(q)
 
 
 def _best_of_pool(
@@ -92,13 +91,13 @@ def _best_of_pool(
         lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),
         pool.row_of,
     )
+    return _different(key, situation, pool.archs[chosen]), scores
+
+
+def _different(key: PRNGKey, situation: Situation, archs: Architectures) -> Architectures:
+    """Replace what a pool had to offer twice by draws from the prior; a whole space never has."""
     if situation.space.size is not None:
-        return pool.archs[chosen], scores
-    return _without_repeats(key, situation, pool.archs[chosen]), scores
-
-
-def _without_repeats(key: PRNGKey, situation: Situation, archs: Architectures) -> Architectures:
-    """Replace what a pool had to offer twice by draws from the prior."""
+        return archs
     draws = draw_fresh(key, situation.space, situation.history, len(archs))
     return first_fresh(jnp.concatenate([archs, draws]), situation.history, len(archs))
 

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from bqnes_jax.candidates.base import History, Landscape, Pool, SearchConfig, is_among
+from bqnes_jax.candidates.base import (
+    History,
+    Landscape,
+    Pool,
+    SearchConfig,
+    is_among,
+    not_evaluated,
+)
 from bqnes_jax.kernels import Kernel, split
 from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space, enumerate_space
 from bqnes_jax.types import PRNGKey
@@ -40,9 +47,7 @@ class Listed:
 
     def pool(self, key: PRNGKey, history: History) -> Pool:
         """Return the whole space."""
-        # Padding is sent out of range, which drops it.
-        evaluated = jnp.where(history.evaluated, self._space.index(history.archs), self._space.size)
-        fresh = jnp.ones(self._space.size, bool).at[evaluated].set(False, mode="drop")
+        fresh = not_evaluated(self._space, history)
         return Pool(self._archs, jnp.asarray(self._points), jnp.asarray(self.row_of), fresh)
 
 

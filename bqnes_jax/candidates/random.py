@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from bqnes_jax.candidates.base import History, Situation, first_fresh
+from bqnes_jax.candidates.base import History, Situation, first_fresh, not_evaluated
 from bqnes_jax.spaces.base import Space
 from bqnes_jax.types import PRNGKey
 
@@ -33,6 +33,6 @@ def draw_fresh(key: PRNGKey, space: Space, history: History, q: int) -> Int32[Ar
     """Draw q different architectures that have not been evaluated."""
     if space.size is None:
         return first_fresh(space.sample(key, _TRIES * q), history, q)
-    evaluated = jnp.where(history.evaluated, space.index(history.archs), space.size)
-    order = jax.random.uniform(key, (space.size,)).at[evaluated].set(-1, mode="drop")
+    order = jax.random.uniform(key, (space.size,))
+    order = jnp.where(not_evaluated(space, history), order, -1)
     return space.from_index(jax.lax.top_k(order, q)[1])

@@ -142,14 +142,36 @@ def _drawn_evidence(
     weights = jnp.where(mask, jnp.arange(1, len(mass) + 1), 0).astype(mass.dtype)
     weights /= jnp.maximum(jnp.sum(weights), 1)
     mean = jnp.sum(weights * estimates)
-    sd = jnp.sqrt(jnp.sum(weights**2 * (estimates - mean) ** 2))
+    scatter = jnp.sum(weights**2 * (estimates - mean) ** 2)
+    return _in_logarithms(
+        mean,
+        log_scale,
+        posterior_variance=jnp.zeros_like(mean),
+        sampling_variance=jnp.where(jnp.sum(mask) > 1, scatter, jnp.inf),
+        status=flag(~(mean > 0), Status.EMPTY)
+        | flag(jnp.any(mask & ~usable), Status.MASKED_TARGETS),
+    )
+
+
+def _in_logarithms(
+    mean: Float[Array, ""],
+    log_scale: Float[Array, ""],
+    posterior_variance: Float[Array, ""],
+    sampling_variance: Float[Array, ""],
+    status: Int32[Array, ""],
+) -> Evidence:
+    """Report an estimate of Z, in units of exp(`log_scale`), whose mean may not be positive."""
     positive = mean > 0
     safe = jnp.where(positive, mean, 1)
+
+    def relative(variance: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.where(positive, jnp.sqrt(jnp.maximum(variance, 0)) / safe, jnp.inf)
+
     return Evidence(
         log_evidence=jnp.where(positive, log_scale + jnp.log(safe), -jnp.inf),
-        posterior_sd=jnp.zeros_like(mean),
-        sampling_sd=jnp.where(positive & (jnp.sum(mask) > 1), sd / safe, jnp.inf),
-        status=flag(~positive, Status.EMPTY) | flag(jnp.any(mask & ~usable), Status.MASKED_TARGETS),
+        posterior_sd=relative(posterior_variance),
+        sampling_sd=relative(sampling_variance),
+        status=status,
     )
 
 
@@ -228,18 +250,8 @@ def weighted_evidence(
     if model.warp == "moment":
         variance += _double_sum(model.latent, archs, weights, squared=True) / 2
 
-    positive = mean > 0
-    safe = jnp.where(positive, mean, 1)
-
-    def relative(variance: Float[Array, ""]) -> Float[Array, ""]:
-        return jnp.where(positive, jnp.sqrt(jnp.maximum(variance, 0)) / safe, jnp.inf)
-
-    return Evidence(
-        log_evidence=jnp.where(positive, model.log_scale + jnp.log(safe), -jnp.inf),
-        posterior_sd=relative(variance),
-        sampling_sd=relative(sampling_variance),
-        status=model.status | flag(~positive, Status.NEGATIVE),
-    )
+    status = model.status | flag(~(mean > 0), Status.NEGATIVE)
+    return _in_logarithms(mean, model.log_scale, variance, sampling_variance, status)
 
 
 def _double_sum(
