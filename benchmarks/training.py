@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 from shared import RESULTS, console, show, write
 
-from bqnes_jax.data import Split, load, split
+from bqnes_jax.data import NO_AUGMENTATION, Split, load, split
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.nats import EDGES
@@ -62,7 +62,7 @@ def ours(options: Options, archs, data: Split) -> dict:
         seeds=options.seeds,
         steps=options.steps,
         batch=options.batch,
-        augment=None,
+        augment=NO_AUGMENTATION,
         chunk=options.chunk,
     )
     start = perf_counter()

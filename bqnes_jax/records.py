@@ -2,9 +2,10 @@
 
 An entry is
 
-    magic (8 bytes) | length of header (4) | header, JSON | sha256 of all before | log-probabilities
+    magic (8 bytes) | length of header (4) | header, JSON | sha256 of all before
+    | log-probabilities | weights
 
-where the header holds the sha256 of the log-probabilities, so that a listing reads headers only.
+where the header holds the sha256 of each of the two, so that a listing reads headers only.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -28,6 +29,7 @@ OK, FAILED = "ok", "failed"
 _MAGIC = b"BQNES\x00\r\n"  # a transfer that translates line ends or drops zeros shows at once
 _HEADER_LIMIT = 1 << 20
 _DIGEST = hashlib.sha256().digest_size
+_WEIGHT = np.dtype("<f4")
 _NUMBERS = ("train_loss", "valid_loss", "test_loss", "seconds")
 
 
@@ -55,6 +57,7 @@ class Entry(NamedTuple):
         valid_loss: mean loss on the validation points, before log-probabilities were rounded.
         test_loss: mean loss on the test points, likewise.
         seconds: wall time of the training.
+        weights: everything that was trained, as one vector; None where it is not kept.
     """
 
     arch: str
@@ -66,6 +69,7 @@ class Entry(NamedTuple):
     valid_loss: float = math.nan
     test_loss: float = math.nan
     seconds: float = math.nan
+    weights: Float[np.ndarray, " w"] | None = None
 
     @property
     def key(self) -> Key:
@@ -85,6 +89,7 @@ class Manifest:
         test_points: how many test points are predicted.
         classes: how many classes a prediction has.
         dtype: "float16" (half the disk, log-probabilities to a relative 2⁻¹¹) or "float32".
+        weights: how many numbers a trained network consists of, kept as float32; 0 to keep none.
 
     Example:
         >>> manifest = Manifest("nats", "digits", {"epochs": 3}, 300, 300, 10)
@@ -99,6 +104,7 @@ class Manifest:
     test_points: int
     classes: int
     dtype: str = "float16"
+    weights: int = 0
 
     def __post_init__(self):
         for field in ("space", "dataset"):
@@ -107,6 +113,7 @@ class Manifest:
                 raise BQNESError(f"{field} is {value!r}; it must be a name.")
         for field in ("valid_points", "test_points", "classes"):
             check_whole(field, getattr(self, field), 1)
+        check_whole("weights", self.weights, 0)
         check_choice("dtype", self.dtype, ("float16", "float32"))
         object.__setattr__(self, "config", _plain(self.config))
 
@@ -132,22 +139,28 @@ def encode(entry: Entry, manifest: Manifest) -> bytes:
         raise BQNESError(f"arch is {entry.arch!r}; it must be the architecture as text.")
     check_whole("seed", entry.seed, 0)
     check_choice("status", entry.status, (OK, FAILED))
-    body = b"".join(_rounded(entry, manifest)) if entry.status == OK else b""
+    ok = entry.status == OK
+    predictions = b"".join(_rounded(entry, manifest)) if ok else b""
+    weights = _weights(entry, manifest) if ok else b""
     header = {
         "arch": entry.arch,
         "seed": int(entry.seed),
         "status": entry.status,
         "store": manifest.fingerprint,
-        "sha256": hashlib.sha256(body).hexdigest(),
+        "sha256": hashlib.sha256(predictions).hexdigest(),
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
         **{name: _number(getattr(entry, name)) for name in _NUMBERS},
     }
     text = canonical(header)
     head = _MAGIC + struct.pack("<I", len(text)) + text
-    return head + hashlib.sha256(head).digest() + body
+    return head + hashlib.sha256(head).digest() + predictions + weights
 
 
-def decode(file: BinaryIO, manifest: Manifest, predictions: bool = True) -> Entry:
-    """Read an entry, with or without its predictions, or raise `DamagedError`.
+Part = Literal["header", "predictions", "weights"]
+
+
+def decode(file: BinaryIO, manifest: Manifest, part: Part = "predictions") -> Entry:
+    """Read the header of an entry and one part of the rest, or raise `DamagedError`.
 
     What the file claims about itself is compared with its size before memory is set aside.
     """
@@ -156,20 +169,34 @@ def decode(file: BinaryIO, manifest: Manifest, predictions: bool = True) -> Entr
     entry = _entry(header)
     if header.get("store") != manifest.fingerprint:
         raise DamagedError("belongs to another store")
-    rows = manifest.valid_points + manifest.test_points if entry.status == OK else 0
-    body = np.dtype((np.dtype(manifest.dtype).newbyteorder("<"), (manifest.classes,)))
-    if size - start != rows * body.itemsize:
+    ok = entry.status == OK
+    rows = manifest.valid_points + manifest.test_points if ok else 0
+    row = np.dtype((np.dtype(manifest.dtype).newbyteorder("<"), (manifest.classes,)))
+    numbers = manifest.weights if ok else 0
+    expected = rows * row.itemsize + numbers * _WEIGHT.itemsize
+    if size - start != expected:
         raise DamagedError(
-            f"holds {size - start:,} bytes of predictions instead of {rows * body.itemsize:,}"
+            f"holds {size - start:,} bytes of predictions and weights instead of {expected:,}"
         )
-    if not predictions or entry.status == FAILED:
+    if part == "header" or not ok:
         return entry
-    array = np.empty(rows, body)
-    file.readinto(array)
-    if hashlib.sha256(array).hexdigest() != header["sha256"]:
-        raise DamagedError("has been altered: the checksum of its predictions differs")
+    if part == "weights":
+        file.seek(rows * row.itemsize, os.SEEK_CUR)
+        weights = _read_array(file, (numbers, _WEIGHT), header["weights_sha256"], part)
+        return entry._replace(weights=weights)
+    array = _read_array(file, (rows, row), header["sha256"], part)
     valid, test = np.split(array, [manifest.valid_points])
     return entry._replace(valid_log_probs=valid, test_log_probs=test)
+
+
+def _read_array(
+    file: BinaryIO, shape_and_dtype: tuple[int, np.dtype], sha256: str, part: Part
+) -> np.ndarray:
+    array = np.empty(*shape_and_dtype)
+    file.readinto(array)
+    if hashlib.sha256(array).hexdigest() != sha256:
+        raise DamagedError(f"has been altered: the checksum of its {part} differs")
+    return array
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -243,6 +270,17 @@ def _rounded(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
         yield np.clip(array, np.finfo(dtype).min, 0).astype(dtype).tobytes()
 
 
+def _weights(entry: Entry, manifest: Manifest) -> bytes:
+    if not manifest.weights:
+        return b""
+    label = f"weights of {entry.arch!r}"
+    if entry.weights is None:
+        raise BQNESError(f"{label} are missing; this store keeps those of every network.")
+    array = np.asarray(entry.weights)
+    check_shape(label, array, (manifest.weights,))
+    return array.astype(_WEIGHT).tobytes()
+
+
 def _read_header(file: BinaryIO, size: int) -> tuple[dict, int]:
     """Return the header and where the predictions start."""
     start = len(_MAGIC) + 4
@@ -273,6 +311,7 @@ def _entry(header: dict) -> Entry:
         and type(seed) is int
         and status in (OK, FAILED)
         and isinstance(header.get("sha256"), str)
+        and isinstance(header.get("weights_sha256"), str)
         and all(number is None or type(number) is float for number in numbers.values())
     )
     if not well_formed:

@@ -12,13 +12,11 @@ later is reported by `DamagedEntryWarning` and treated as missing.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import os
-import secrets
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32
 
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import TEMPORARY, write_whole, writing
 from bqnes_jax.records import (
     FAILED,
     OK,
@@ -33,6 +32,7 @@ from bqnes_jax.records import (
     Entry,
     Key,
     Manifest,
+    Part,
     canonical,
     check_same,
     decode,
@@ -43,7 +43,7 @@ from bqnes_jax.records import (
 
 __all__ = ["DamagedEntryWarning", "Entry", "Key", "Manifest", "Predictions", "Store", "merge"]
 
-_ENTRY, _TEMPORARY = ".bqe", ".tmp"
+_ENTRY = ".bqe"
 _ABANDONED = 3600.0  # seconds; to write one entry takes less than one
 
 
@@ -93,11 +93,11 @@ class Store:
         path, entries = directory / "manifest.json", directory / "entries"
         if manifest is None and not path.is_file():
             raise BQNESError(f"{directory} is not a store: it has no manifest.json.")
-        with _writing(f"store {directory}"):
+        with writing(f"store {directory}"):
             if not entries.is_dir():
                 entries.mkdir(parents=True, exist_ok=True)
             if not path.is_file():
-                _write(path, write_manifest(manifest), overwrite=False)
+                write_whole(path, write_manifest(manifest), overwrite=False)
         there = read_manifest(path)
         if manifest is not None:
             check_same(directory, there, manifest)
@@ -109,12 +109,22 @@ class Store:
         """Write entries, each for good before the next; one of the same key is replaced."""
         for entry in [entries] if isinstance(entries, Entry) else entries:
             content = encode(entry, self.manifest)
-            with _writing(f"entry {entry.arch!r} of store {self.directory}"):
-                _write(self._path(entry.key), content)
+            with writing(f"entry {entry.arch!r} of store {self.directory}"):
+                write_whole(self._path(entry.key), content)
 
     def get(self, arch: str, seed: int) -> Entry | None:
         """Read one entry; None if it is missing or damaged."""
         return self._read(self._path(Key(arch, seed)))
+
+    def weights(self, arch: str, seed: int) -> Float32[np.ndarray, " w"]:
+        """Read what was trained."""
+        entry = self._read(self._path(Key(arch, seed)), "weights")
+        if entry is None or entry.weights is None or not entry.weights.size:
+            raise BQNESError(
+                f"store {self.directory} has no weights of {arch!r} with seed {seed}; train it "
+                "again, in a store that keeps them."
+            )
+        return entry.weights
 
     def missing(self, archs: Iterable[str], seeds: Iterable[int]) -> list[Key]:
         """List what has to be trained: never written, or damaged. What failed is not missing."""
@@ -128,7 +138,7 @@ class Store:
 
     def summaries(self) -> list[Entry]:
         """List what is stored, in order, without predictions: reads headers and sizes only."""
-        read = (self._read(path, predictions=False) for path in self._paths())
+        read = (self._read(path, "header") for path in self._paths())
         return sorted((entry for entry in read if entry is not None), key=lambda entry: entry.key)
 
     def load(self, archs: Sequence[str], seed: int) -> Predictions:
@@ -167,6 +177,7 @@ class Store:
         for path in self._paths():
             try:
                 self._decode(path)
+                self._decode(path, "weights")
             except DamagedError as error:
                 found[path] = str(error)
         return found
@@ -183,18 +194,18 @@ class Store:
         except OSError as error:
             raise BQNESError(f"store {self.directory} cannot be read ({error.strerror}).") from None
 
-    def _read(self, path: Path, predictions: bool = True) -> Entry | None:
+    def _read(self, path: Path, part: Part = "predictions") -> Entry | None:
         try:
-            return self._decode(path, predictions)
+            return self._decode(path, part)
         except DamagedError as error:
             message = f"{path} {error}; it is treated as missing."
             warnings.warn(message, DamagedEntryWarning, stacklevel=3)
             return None
 
-    def _decode(self, path: Path, predictions: bool = True) -> Entry | None:
+    def _decode(self, path: Path, part: Part = "predictions") -> Entry | None:
         try:
             with path.open("rb") as file:
-                entry = decode(file, self.manifest, predictions)
+                entry = decode(file, self.manifest, part)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -206,7 +217,7 @@ class Store:
     def _remove_abandoned(self) -> None:
         """Remove what killed writers left; the young may belong to one that is at work."""
         for folder in (self.directory, self.directory / "entries"):
-            for path in folder.glob("*" + _TEMPORARY):
+            for path in folder.glob("*" + TEMPORARY):
                 with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
                     if time.time() - path.stat().st_mtime > _ABANDONED:
                         path.unlink()
@@ -223,43 +234,10 @@ def merge(target: Store, *sources: Store) -> int:
     for source in sources:
         for summary in source.summaries():
             held, offered = target.get(*summary.key), source.get(*summary.key)
+            if offered is not None and source.manifest.weights and offered.status == OK:
+                offered = offered._replace(weights=source.weights(*summary.key))
             wanted = held is None or (held.status == FAILED and offered and offered.status == OK)
             if offered is not None and wanted:
                 target.put(offered)
                 copied += 1
     return copied
-
-
-def _write(path: Path, content: bytes, overwrite: bool = True) -> None:
-    """Write a file whole or not at all, and have it on the disk when this returns."""
-    name = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{_TEMPORARY}")
-    try:
-        with name.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            os.replace(name, path)
-        else:
-            with contextlib.suppress(FileExistsError):  # another was first: the caller compares
-                os.link(name, path)
-    finally:
-        name.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the name is on the disk when the folder is
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def _writing(what: str) -> Iterator[None]:
-    remedies = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota"}
-    try:
-        yield
-    except OSError as error:
-        remedy = remedies.get(error.errno, "choose a directory that can be written")
-        raise BQNESError(
-            f"{what} cannot be written ({error.strerror}); what was stored before is intact: "
-            f"{remedy} and run again."
-        ) from None

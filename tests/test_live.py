@@ -6,6 +6,7 @@ import pytest
 
 from bqnes_jax import live
 from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.data import NO_AUGMENTATION
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
@@ -16,7 +17,11 @@ from tests.test_population import make_data
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 TRAIN = TrainConfig(
-    NATSNetworkConfig(channels=1, cells=1, classes=3), steps=3, batch=8, augment=None, chunk=2
+    NATSNetworkConfig(channels=1, cells=1, classes=3),
+    steps=3,
+    batch=8,
+    augment=NO_AUGMENTATION,
+    chunk=2,
 )
 SEARCH = SearchConfig(initial=3, budget=8, batch=2, population=4)
 DATA = make_data()
@@ -82,6 +87,6 @@ def test_algorithms_that_need_a_table_are_refused(tmp_path):
 
 def test_a_store_of_another_recipe_is_refused(tmp_path):
     open_store(tmp_path)
-    other = TrainConfig(TRAIN.network, steps=4, batch=8, augment=None)
+    other = TrainConfig(TRAIN.network, steps=4, batch=8, augment=NO_AUGMENTATION)
     with pytest.raises(BQNESError, match=r"config\.steps = 3, not 4"):
         Store.open(tmp_path, live.manifest_of("toy", DATA, other))

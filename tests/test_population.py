@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax.data import AugmentConfig, Images, Split, augment, channel_moments, normalise
+from bqnes_jax.data import (
+    NO_AUGMENTATION,
+    AugmentConfig,
+    Images,
+    Split,
+    augment,
+    channel_moments,
+    normalise,
+)
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.training import TrainConfig, chunk_size, make_train, train_population
@@ -71,7 +79,7 @@ def test_one_compilation_and_the_company_does_not_matter(compilations, key, tole
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_follows_the_recipe_of_pytorch(key, tolerance):
     """Against SGD written out: decay into the gradient, Nesterov momentum, cosine rate."""
-    config = dataclasses.replace(CONFIG, augment=None, batch=20, steps=4)
+    config = dataclasses.replace(CONFIG, augment=NO_AUGMENTATION, batch=20, steps=4)
     data, arch = jax.device_put(make_data()), jnp.array(ARCHS[0], jnp.int32)
     trained = jax.jit(make_train(config))(key, arch, data)
 
@@ -112,7 +120,7 @@ def test_a_failed_member_is_marked_and_disturbs_no_other(key):
     labels = jnp.tile(data.train.labels, (3, 1))
     train = jax.jit(
         jax.vmap(
-            make_train(dataclasses.replace(CONFIG, augment=None)),
+            make_train(dataclasses.replace(CONFIG, augment=NO_AUGMENTATION)),
             (0, 0, Split(Images(None, 0), None, None)),
         )
     )

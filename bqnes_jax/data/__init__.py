@@ -1,13 +1,14 @@
 """Images in: data sets, how they are split, and what networks see of them."""
 
 from bqnes_jax.data.archives import Dataset, Images
-from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.augment import NO_AUGMENTATION, AugmentConfig, augment
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.prepared import prepare
 from bqnes_jax.data.sources import Available, available, data_directory, downsample, load
 from bqnes_jax.data.splits import (
     Split,
     SplitIndices,
+    fingerprint,
     read_split,
     split,
     split_indices,
@@ -15,6 +16,7 @@ from bqnes_jax.data.splits import (
 )
 
 __all__ = [
+    "NO_AUGMENTATION",
     "AugmentConfig",
     "Available",
     "Dataset",
@@ -27,6 +29,7 @@ __all__ = [
     "check_images",
     "data_directory",
     "downsample",
+    "fingerprint",
     "load",
     "normalise",
     "prepare",

@@ -29,6 +29,9 @@ class AugmentConfig:
             check_whole("padding", self.padding, 0)
 
 
+NO_AUGMENTATION = AugmentConfig(flip=False, padding=0)
+
+
 def augment(
     key: PRNGKey, images: Shaped[Array, "n h w c"], config: AugmentConfig
 ) -> Shaped[Array, "n h w c"]:

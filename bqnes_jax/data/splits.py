@@ -5,6 +5,7 @@ set (CIFAR-100, ImageNet16-120: networks train on the whole training set); where
 set, all three come from the training set.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -95,6 +96,16 @@ def split(
         _take(pools[indices.valid_from], indices.valid),
         _take(test, indices.test),
     )
+
+
+def fingerprint(data: Split) -> str:
+    """Return a hash of the images and labels, by their part."""
+    digest = hashlib.sha256()
+    for part in data:
+        for array in (np.asarray(part.images), np.asarray(part.labels, np.int32)):
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def split_indices(

@@ -5,8 +5,11 @@ from bqnes_jax.training.population import (
     TrainConfig,
     Trained,
     chunk_size,
+    in_batches,
     make_train,
     train_population,
+    unravel_weights,
+    weight_count,
 )
 
 __all__ = [
@@ -14,6 +17,9 @@ __all__ = [
     "TrainConfig",
     "Trained",
     "chunk_size",
+    "in_batches",
     "make_train",
     "train_population",
+    "unravel_weights",
+    "weight_count",
 ]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32
 
@@ -46,7 +47,8 @@ class TrainConfig:
         momentum: of Nesterov's kind.
         weight_decay: added to the gradient, for every parameter. It shrinks those of operations
             that an architecture does not use as well, which changes nothing of its output.
-        augment: random flips and crops; None for the images as they are.
+        augment: random flips and crops.
+        keep_weights: return what was trained, too.
         chunk: how many members (architectures × seeds) are trained at once; None for what fits
             into `memory`, and on CPUs what fits the caches.
         memory: bytes that a chunk may use, by estimate.
@@ -60,7 +62,8 @@ class TrainConfig:
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    augment: AugmentConfig | None = dataclasses.field(default_factory=AugmentConfig)
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    keep_weights: bool = False
     chunk: int | None = None
     memory: float = 4e9
 
@@ -89,6 +92,8 @@ class Trained(NamedTuple):
         valid_loss: mean negative log-likelihood of the validation labels.
         train_losses: of the batch of each step; NaN from the step on at which training failed.
         failed: whether a loss or a prediction was not finite.
+        weights: parameters and running statistics as one vector (`unravel_weights` turns it back);
+            None unless the config asks for them.
     """
 
     valid_log_probs: Float[Array, "*members n_valid classes"]
@@ -96,6 +101,7 @@ class Trained(NamedTuple):
     valid_loss: Float[Array, "*members"]
     train_losses: Float[Array, "*members steps"]
     failed: Bool[Array, "*members"]
+    weights: Float[Array, "*members w"] | None = None
 
 
 class Population(NamedTuple):
@@ -161,8 +167,7 @@ def make_train(config: TrainConfig) -> Train:
             )
             batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
             images, labels = data.train.images[batch], data.train.labels[batch]
-            if config.augment is not None:
-                images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
+            images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
             images = normalise(images, *moments)
             (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
                 state.params, state.batch_stats, images, labels
@@ -181,24 +186,49 @@ def make_train(config: TrainConfig) -> Train:
         start = (state, jnp.arange(n), jnp.array(True))
         (state, _, healthy), train_losses = lax.scan(step, start, jnp.arange(steps))
 
+        variables = {"params": state.params, "batch_stats": state.batch_stats}
+
         def log_probs_of(images):
-            logits = network.apply(
-                {"params": state.params, "batch_stats": state.batch_stats},
-                arch,
-                normalise(images, *moments),
-            )
+            logits = network.apply(variables, arch, normalise(images, *moments))
             return jax.nn.log_softmax(logits)
 
         valid, test = (
-            _in_batches(log_probs_of, images, config.batch)
+            in_batches(log_probs_of, images, config.batch)
             for images in (data.valid.images, data.test.images)
         )
         failed = ~(healthy & jnp.all(jnp.isfinite(valid)) & jnp.all(jnp.isfinite(test)))
         valid, test = (jnp.where(failed, jnp.nan, log_probs) for log_probs in (valid, test))
         of_labels = jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1)
-        return Trained(valid, test, -jnp.mean(of_labels), train_losses, failed)
+        weights = ravel_pytree(variables)[0] if config.keep_weights else None
+        return Trained(valid, test, -jnp.mean(of_labels), train_losses, failed, weights)
 
     return train
+
+
+def weight_shapes(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -> dict:
+    """Return the tree of what is trained, of shapes and types instead of arrays."""
+    arch, image = jnp.zeros(6, jnp.int32), jnp.zeros((1, *image_shape))
+    return jax.eval_shape(NATSNetwork(config).init, jax.random.key(0), arch, image)
+
+
+def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -> int:
+    """Count what is trained: parameters and running statistics of every operation."""
+    return sum(leaf.size for leaf in jax.tree.leaves(weight_shapes(config, image_shape)))
+
+
+def unravel_weights(
+    weights: Float[Array, "*members w"],
+    config: NATSNetworkConfig,
+    image_shape: tuple[int, int, int],
+) -> dict:
+    """Turn vectors of trained weights into variables for `NATSNetwork.apply`."""
+    leaves, tree = jax.tree.flatten(weight_shapes(config, image_shape))
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+    parts = jnp.split(weights, ends, axis=-1)
+    lead = weights.shape[:-1]
+    return tree.unflatten(
+        part.reshape(*lead, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)
+    )
 
 
 def train_population(
@@ -286,10 +316,10 @@ def _steps(config: TrainConfig, images: int) -> tuple[int, int]:
     return config.steps or config.epochs * per_epoch, per_epoch
 
 
-def _in_batches(function, images, batch: int):
+def in_batches(function: Callable, images: Array, batch: int) -> Array:
     """Apply to a few images at a time; the last ones are filled up with the first."""
     n = len(images)
     number = -(-n // batch)
     batches = images[jnp.arange(number * batch) % n].reshape(number, batch, *images.shape[1:])
     out = lax.map(function, batches)
-    return out.reshape(number * batch, -1)[:n]
+    return out.reshape(number * batch, *out.shape[2:])[:n]

@@ -1,0 +1,213 @@
+"""Everything that decides the outcome of a run, in one value; presets, and files that change them.
+
+A config file is YAML or JSON with the fields that differ from the preset, nested as they are here:
+
+    dataset: cifar10_subset
+    search: {budget: 60}
+    data: {size: 8, split: [2000, 1000, 1000]}
+    train: {steps: 300, network: {channels: 8}}
+"""
+
+import dataclasses
+import os
+import types
+import typing
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.data import NO_AUGMENTATION, Dataset, Split, load, split
+from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.models import NATSNetworkConfig
+from bqnes_jax.training import TrainConfig
+
+SPACES = ("nats",)
+Config = TypeVar("Config")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which part of a data set is used, and for what.
+
+    Attributes:
+        directory: where data sets are; by default $BQNES_DATA_DIR.
+        size: shrink images to size × size; by default they stay as they are.
+        split: how many images to train, validate and test with, as counts or fractions; by default
+            as in NAS-Bench-201 for its data sets.
+        split_file: a JSON file with lists of places train, valid and test, instead of `split`.
+        split_seed: of the shuffling before the split.
+    """
+
+    directory: str | None = None
+    size: int | None = None
+    split: tuple[int | float, int | float, int | float] | None = None
+    split_file: str | None = None
+    split_seed: int = 777
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A search, the training of its candidates, and the ensemble that is selected in the end.
+
+    Attributes:
+        space: the search space.
+        dataset: a name that `bqnes data list` shows, or the path of an .npz with x and y.
+        algorithm: BQ-S, BQ-R, NES-RE, Random, or any "strategy+method", such as "us+corrective".
+        ensemble_size: how many members the ensemble has.
+        seed: of the search and of the weights.
+        search: which architectures are tried.
+        data: which images are used for what.
+        train: how each network is trained.
+    """
+
+    space: str = "nats"
+    dataset: str = "digits"
+    algorithm: str = "BQ-S"
+    ensemble_size: int = 3
+    seed: int = 0
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+    def __post_init__(self):
+        check_choice("space", self.space, SPACES)
+        check_whole("ensemble_size", self.ensemble_size, 1)
+        check_whole("seed", self.seed, 0, 2**31 - 1)
+
+
+# Few training images, so that the best single network leaves room for an ensemble.
+_FEW_DIGITS = DataConfig(split=(300, 600, 600))
+
+PRESETS: dict[str, RunConfig] = {
+    "tiny": RunConfig(
+        search=SearchConfig(initial=10, budget=40, batch=4),
+        data=_FEW_DIGITS,
+        train=TrainConfig(
+            NATSNetworkConfig(channels=4, cells=1), steps=150, batch=64, augment=NO_AUGMENTATION
+        ),
+    ),
+    "small": RunConfig(
+        search=SearchConfig(initial=10, budget=100, batch=4),
+        data=_FEW_DIGITS,
+        train=TrainConfig(
+            NATSNetworkConfig(channels=8, cells=1), steps=300, batch=64, augment=NO_AUGMENTATION
+        ),
+    ),
+    "paper": RunConfig(dataset="cifar100"),
+}
+
+
+def configure(
+    preset: str = "tiny", file: str | os.PathLike[str] | None = None, **fields: object
+) -> RunConfig:
+    """Return a preset, changed by a config file and then by fields of `RunConfig`.
+
+    The fields of `SearchConfig` may be given directly, as on the command line.
+
+    Example:
+        >>> config = configure("tiny", budget=20, ensemble_size=5)
+        >>> config.search.budget, config.search.initial, config.ensemble_size
+        (20, 10, 5)
+    """
+    check_choice("preset", preset, tuple(PRESETS))
+    config = PRESETS[preset]
+    if file is not None:
+        config = updated(config, read_fields(file), str(file))
+    of_run = {field.name for field in dataclasses.fields(RunConfig)}
+    of_search = {field.name for field in dataclasses.fields(SearchConfig)}
+    unknown = sorted(set(fields) - of_run - of_search)
+    if unknown:
+        raise BQNESError(
+            f"{unknown[0]!r} is not a field of a run; allowed are {', '.join(sorted(of_run))} and, "
+            f"of the search, {', '.join(sorted(of_search))}."
+        )
+    in_search = {name: value for name, value in fields.items() if name not in of_run}
+    fields = {name: value for name, value in fields.items() if name in of_run}
+    config = dataclasses.replace(config, **fields)
+    return dataclasses.replace(config, search=dataclasses.replace(config.search, **in_search))
+
+
+def read_fields(path: str | os.PathLike[str]) -> dict:
+    """Read a YAML or JSON file with fields of a config."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise BQNESError(f"config file {path} cannot be read ({error.strerror}).") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise BQNESError(f"config file {path} is neither YAML nor JSON: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BQNESError(f"config file {path} holds no fields; write lines such as 'seed: 3'.")
+    return content
+
+
+def updated(config: Config, fields: dict, where: str = "config") -> Config:
+    """Return a config (a dataclass) with some fields changed, nested ones too, each type checked.
+
+    Example:
+        >>> updated(RunConfig(), {"seed": 3, "train": {"epochs": 2}}).train.epochs
+        2
+    """
+    hints = typing.get_type_hints(type(config))
+    values = {}
+    for name, value in fields.items():
+        if name not in hints:
+            raise BQNESError(f"{where} has {name!r}; allowed are {', '.join(hints)}.")
+        here = (
+            f"{where}: {name}" if where.endswith((".yaml", ".yml", ".json")) else f"{where}.{name}"
+        )
+        old = getattr(config, name)
+        if dataclasses.is_dataclass(old) and isinstance(value, dict):
+            values[name] = updated(old, value, here)
+            continue
+        value = tuple(value) if isinstance(value, list) else value
+        if not _fits(hints[name], value):
+            raise BQNESError(f"{here} is {value!r}; it must be {_described(hints[name])}.")
+        values[name] = value
+    return dataclasses.replace(config, **values)
+
+
+def load_data(config: RunConfig) -> tuple[Dataset, Split]:
+    """Load the data set of a run, and cut it."""
+    dataset = load(config.dataset, config.data.directory, config.data.size)
+    data = config.data
+    return dataset, split(dataset, data.split, seed=data.split_seed, file=data.split_file)
+
+
+def train_config(config: RunConfig, dataset: Dataset) -> TrainConfig:
+    """Return how networks of a run are trained: with as many classes as the data set has."""
+    network = dataclasses.replace(config.train.network, classes=dataset.classes)
+    return dataclasses.replace(config.train, network=network)
+
+
+def _fits(hint: object, value: object) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(part, value) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin is tuple:
+        same = isinstance(value, tuple) and len(value) == len(parts)
+        return same and all(map(_fits, parts, value))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is (type(None) if hint is None else hint)
+
+
+def _described(hint: object) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join("null" if part is type(None) else _described(part) for part in parts)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, parts))
+    if origin is tuple:
+        return f"a list of {len(parts)}, each {_described(parts[0])}"
+    if dataclasses.is_dataclass(hint):
+        return "fields: " + ", ".join(field.name for field in dataclasses.fields(hint))
+    return names.get(hint, str(hint))

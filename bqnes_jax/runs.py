@@ -1,0 +1,394 @@
+"""From a data set to an ensemble that predicts: search, train, select; and what is kept of it.
+
+    result = bqnes_jax.search(dataset="digits", budget=40)
+    ensemble = result.ensemble(size=3)
+    probabilities = ensemble.predict(images)
+
+A run is a directory. What was trained is in its store, so that a run that was stopped goes on from
+there, and other ensembles can be selected from the same candidates without training anything:
+
+    config.json     the config, and the versions it ran with
+    store/          what each network predicts, and its weights
+    search.npz      the candidates in their order, how alike they are, what was believed
+    ensemble.json   the members and weights of the ensemble that was selected
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Int32
+
+from bqnes_jax import algorithms, candidates, live
+from bqnes_jax.config import PRESETS, RunConfig, configure, load_data, train_config, updated
+from bqnes_jax.data import Split, channel_moments, downsample, normalise
+from bqnes_jax.ensemble import ensemble_log_probabilities
+from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files import read_json, write_json, write_whole, writing
+from bqnes_jax.metrics import accuracy, ece, log_likelihood
+from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.selection import methods, select
+from bqnes_jax.spaces import NATS
+from bqnes_jax.store import Store
+from bqnes_jax.training import in_batches, unravel_weights
+
+_CONFIG, _STORE, _SEARCH, _ENSEMBLE = "config.json", "store", "search.npz", "ensemble.json"
+_BATCH = 256  # images predicted at a time
+_PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
+
+Progress = Callable[[int, int], None]  # networks that are trained, networks in all
+
+
+class Found(NamedTuple):
+    """What a search leaves behind: n candidates in their order, and what was believed at T steps.
+
+    Attributes:
+        archs: the candidates.
+        log_likelihoods: summed over the validation points; NaN where the training failed.
+        log_probs: of the true class of each validation point.
+        scores: with which each was asked for.
+        gram: how alike they are, by the kernel fitted last.
+        counts: how many candidates there were at each step.
+        log_evidence: log Ẑ of the tempered likelihood then.
+        evidence_sd: its standard deviation, of the surrogate and of sampling together.
+        test_labels: the classes of the test images.
+        image_shape: height, width and channels.
+        moments: mean and standard deviation of each channel, by which images are normalised.
+        classes: how many classes there are.
+    """
+
+    archs: Int[np.ndarray, "n length"]
+    log_likelihoods: Float[np.ndarray, " n"]
+    log_probs: Float[np.ndarray, "n valid"]
+    scores: Float[np.ndarray, " n"]
+    gram: Float[np.ndarray, "n n"]
+    counts: Int[np.ndarray, " T"]
+    log_evidence: Float[np.ndarray, " T"]
+    evidence_sd: Float[np.ndarray, " T"]
+    test_labels: Int[np.ndarray, " m"]
+    image_shape: Int[np.ndarray, "3"]
+    moments: Float[np.ndarray, "2 channels"]
+    classes: Int[np.ndarray, ""]
+
+
+class Metrics(NamedTuple):
+    """How good predictions are on the test images."""
+
+    accuracy: float
+    ece: float
+    log_likelihood: float
+
+
+def search(
+    config: RunConfig | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    preset: str = "tiny",
+    **fields: object,
+) -> "Run":
+    """Search a space with real training, and return the run.
+
+    Args:
+        config: what to do; by default the preset.
+        out: the directory of the run; one that was begun with the same config goes on from there.
+            By default a temporary one, which is removed with the result.
+        progress: called with (how many networks are trained, how many there will be).
+        preset: "tiny", "small" or "paper", unless a config is given.
+        **fields: of `RunConfig` and `SearchConfig`, instead of those of the preset.
+    """
+    if config is not None and fields:
+        raise BQNESError(
+            f"both a config and {next(iter(fields))!r} are given; put it into the config."
+        )
+    config = configure(preset, **fields) if config is None else config
+    algorithm = live.trainable(config.algorithm)
+    dataset, data = load_data(config)
+    train = dataclasses.replace(train_config(config, dataset), keep_weights=True)
+    search_config = algorithm.budgeted(config.search, config.ensemble_size)
+    strategy = candidates.make(algorithm.strategy, NATS, None, search_config)
+
+    scratch = tempfile.TemporaryDirectory(prefix="bqnes-") if out is None else None
+    directory = Path(scratch.name if scratch else out)
+    _begin(directory, config)
+    store = Store.open(directory / _STORE, live.manifest_of(config.dataset, data, train))
+    done = 0
+
+    def count(trained: int) -> None:
+        nonlocal done
+        done += trained
+        if progress is not None:
+            progress(done, search_config.budget)
+
+    evaluate = live.stored_evaluator(store, data, train, config.seed, count)
+    history, trace = live.search(strategy, search_config, jax.random.key(config.seed), evaluate)
+    last = jax.tree.map(lambda leaf: leaf[-1], trace)
+    gram = strategy.gram(last, history.archs)
+    found = _found(history, trace, gram, data, dataset.classes)
+    with writing(f"run {directory}"):
+        content = io.BytesIO()
+        np.savez_compressed(content, **found._asdict())
+        write_whole(directory / _SEARCH, content.getvalue())
+    run = Run(directory, config, found, scratch)
+    run.ensemble().save()
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished search. Make one with `search`, or read one with `Run.load`."""
+
+    directory: Path
+    config: RunConfig
+    found: Found
+    _scratch: tempfile.TemporaryDirectory | None = None
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> "Run":
+        """Read a run from its directory."""
+        directory = Path(directory)
+        if not (directory / _CONFIG).is_file():
+            raise BQNESError(f"{directory} is not a run: it has no {_CONFIG}.")
+        config = _read_config(directory)
+        if not (directory / _SEARCH).is_file():
+            raise BQNESError(
+                f"run {directory} is not finished; the command that began it goes on with it."
+            )
+        return cls(directory, config, _read_found(directory / _SEARCH))
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """What each candidate predicts."""
+        return Store.open(self.directory / _STORE)
+
+    @functools.cached_property
+    def network(self) -> NATSNetworkConfig:
+        """The networks that were trained."""
+        return dataclasses.replace(self.config.train.network, classes=int(self.found.classes))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The packages it ran with."""
+        return read_json(self.directory / _CONFIG, "config")["versions"]
+
+    def ensemble(self, size: int | None = None, method: str | None = None) -> "Ensemble":
+        """Select an ensemble from the candidates: by default, the one of the config."""
+        size = self.config.ensemble_size if size is None else size
+        method = algorithms.find(self.config.algorithm).method if method is None else method
+        check_whole("size", size, 1)
+        check_choice("method", method, methods())
+        found, temperature = self.found, self.config.search.warp.temperature
+        usable = found.log_likelihoods < np.inf  # −inf is no failure, NaN is
+        chosen = select(method, found.log_probs, size, found.gram, usable, temperature=temperature)
+        used = np.asarray(chosen.weights) > 0
+        members, weights = np.asarray(chosen.members)[used], np.asarray(chosen.weights)[used]
+        return Ensemble(self, method, size, members, weights)
+
+    def saved_ensemble(self) -> "Ensemble":
+        """Return the ensemble that was saved last."""
+        path = self.directory / _ENSEMBLE
+        content = read_json(path, "ensemble")
+        try:
+            method, size = str(content["method"]), int(content["size"])
+            members = np.asarray(content["members"], int)
+            weights = np.asarray(content["weights"], float)
+            sound = members.ndim == 1 and members.shape == weights.shape and members.size > 0
+            sound &= bool(np.all((members >= 0) & (members < len(self.found.archs))))
+            sound &= bool(np.all(weights > 0) and abs(weights.sum() - 1) < 1e-3)
+        except (KeyError, TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise BQNESError(f"ensemble {path} has been altered; select it again: bqnes reselect.")
+        return Ensemble(self, method, size, members, weights)
+
+    def test_log_probs(self, members: ArrayLike) -> Float[np.ndarray, "k m classes"]:
+        """Return what candidates, by number, predict for the test images."""
+        texts = [NATS.to_string(self.found.archs[i]) for i in np.asarray(members)]
+        return self.store.load(texts, self.config.seed).test_log_probs
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """Members of a run, and their weights.
+
+    Attributes:
+        run: where the members come from.
+        method: by which they were selected.
+        size: how many were asked for; a method may use fewer.
+        members: numbers of candidates.
+        weights: positive, with sum 1.
+    """
+
+    run: Run
+    method: str
+    size: int
+    members: Int[np.ndarray, " M"]
+    weights: Float[np.ndarray, " M"]
+
+    @property
+    def archs(self) -> Int[np.ndarray, "M length"]:
+        """The architectures of the members."""
+        return self.run.found.archs[self.members]
+
+    @functools.cached_property
+    def test_probabilities(self) -> Float[Array, "m classes"]:
+        """What the ensemble says about the test images."""
+        members = self.run.test_log_probs(self.members)
+        members = members - np.log(np.exp(members).sum(axis=2, keepdims=True))  # were rounded
+        return jnp.exp(ensemble_log_probabilities(self.weights, members))
+
+    @functools.cached_property
+    def metrics(self) -> Metrics:
+        """How good it is on the test images."""
+        return measure(self.test_probabilities, self.run.found.test_labels)
+
+    def predict(self, images: ArrayLike) -> Float[Array, "n classes"]:
+        """Return class probabilities of images, as they come: not normalised, from 0 to 255.
+
+        Larger images than those the networks saw are shrunk as those were.
+        """
+        run = self.run
+        images = _as_images(images, run.found.image_shape, run.config.data.size)
+        weights = self._weights
+        log_probs = _predict(
+            run.network, weights, self.archs.astype(np.int32), images, run.found.moments
+        )
+        return jnp.exp(ensemble_log_probabilities(self.weights, log_probs))
+
+    def save(self) -> None:
+        """Make it the ensemble of its run: the one that `saved_ensemble` returns."""
+        with writing(f"run {self.run.directory}"):
+            write_json(
+                self.run.directory / _ENSEMBLE,
+                {
+                    "method": self.method,
+                    "size": self.size,
+                    "members": self.members.tolist(),
+                    "weights": self.weights.tolist(),
+                    "architectures": [NATS.to_string(arch) for arch in self.archs],
+                },
+            )
+
+    @functools.cached_property
+    def _weights(self) -> Float[np.ndarray, "M w"]:
+        read = (self.run.store.weights(NATS.to_string(a), self.run.config.seed) for a in self.archs)
+        return np.stack(list(read))
+
+
+def measure(probabilities: ArrayLike, labels: ArrayLike) -> Metrics:
+    """Return the three metrics of the paper's tables."""
+    return Metrics(*(float(f(probabilities, labels)) for f in (accuracy, ece, log_likelihood)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(
+    config: NATSNetworkConfig,
+    weights: Float[Array, "M w"],
+    archs: Int32[Array, "M length"],
+    images: Array,
+    moments: Float[Array, "2 channels"],
+) -> Float[Array, "M n classes"]:
+    network = NATSNetwork(config)
+    variables = unravel_weights(weights, config, images.shape[1:])
+
+    def of_batch(batch):
+        normalised = normalise(batch, *moments)
+        logits = jax.vmap(network.apply, (0, 0, None))(variables, archs, normalised)
+        return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
+
+    return jnp.moveaxis(in_batches(of_batch, images, _BATCH), 1, 0)
+
+
+def _as_images(images: ArrayLike, shape: np.ndarray, size: int | None) -> np.ndarray:
+    height, width, channels = map(int, shape)
+    images = np.asarray(images)
+    if images.ndim == 3 and channels == 1:
+        images = images[..., None]
+    given = images.shape
+    if images.ndim == 4 and size is not None and min(given[1:3]) > size:
+        images = downsample(images.astype(np.uint8), size)
+    if images.ndim != 4 or images.shape[1:] != (height, width, channels) or not len(images):
+        raise BQNESError(
+            f"images have shape {given}; it must be (n, {height}, {width}, {channels})."
+        )
+    if not np.issubdtype(images.dtype, np.number) or not np.isfinite(images).all():
+        raise BQNESError("images hold what is not a number; they must be from 0 to 255.")
+    if images.min() < 0 or images.max() > 255:
+        raise BQNESError(
+            f"images are from {images.min()} to {images.max()}; they must be from 0 to 255, as the "
+            "networks saw them."
+        )
+    return images if images.dtype == np.uint8 else images.astype(np.float32)
+
+
+def _begin(directory: Path, config: RunConfig) -> None:
+    """Make the directory of a run, or see that it is of the same."""
+    path = directory / _CONFIG
+    with writing(f"run {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        if not path.is_file():
+            versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+            write_json(path, {"config": dataclasses.asdict(config), "versions": versions})
+            return
+    there = _read_config(directory)
+    if there != config:
+        name, old, new = _difference(dataclasses.asdict(there), dataclasses.asdict(config))
+        raise BQNESError(
+            f"run {directory} has {name} = {old!r}, not {new!r}; use another directory for this "
+            "one, or the same config."
+        )
+
+
+def _difference(old: dict, new: dict, prefix: str = "") -> tuple[str, object, object]:
+    name = next(name for name in old if old[name] != new[name])
+    if isinstance(old[name], dict):
+        return _difference(old[name], new[name], f"{prefix}{name}.")
+    return prefix + name, old[name], new[name]
+
+
+def _read_config(directory: Path) -> RunConfig:
+    content = read_json(directory / _CONFIG, "config").get("config")
+    if not isinstance(content, dict):
+        raise BQNESError(f"{directory / _CONFIG} has been altered: it holds no config.")
+    return updated(PRESETS["tiny"], content, str(directory / _CONFIG))
+
+
+def _found(history, trace, gram, data: Split, classes: int) -> Found:
+    count = int(history.count)
+    evidence = trace.evidence
+    values = Found(
+        history.archs[:count],
+        history.log_likelihoods[:count],
+        history.log_probs[:count],
+        history.scores[:count],
+        gram[:count, :count],
+        trace.count,
+        evidence.log_evidence,
+        jnp.hypot(evidence.posterior_sd, evidence.sampling_sd),
+        data.test.labels,
+        np.array(data.train.images.shape[1:]),
+        jnp.stack(channel_moments(data.train.images)),
+        np.array(classes),
+    )
+    return Found(*map(np.asarray, values))
+
+
+def _read_found(path: Path) -> Found:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return Found(**{name: content[name] for name in Found._fields})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, MemoryError):
+        raise BQNESError(
+            f"{path} is damaged; remove it and give the command of the run again: what was trained "
+            "is in its store."
+        ) from None
