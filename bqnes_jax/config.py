@@ -13,8 +13,9 @@ import os
 import types
 import typing
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import tyro
 import yaml
 
 from bqnes_jax.candidates import SearchConfig
@@ -48,33 +49,49 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """A search, the training of its candidates, and the ensemble that is selected in the end.
+class TaskConfig:
+    """What networks are trained on, and how.
 
     Attributes:
         space: the search space.
         dataset: a name that `bqnes data list` shows, or the path of an .npz with x and y.
-        algorithm: BQ-S, BQ-R, NES-RE, Random, or any "strategy+method", such as "us+corrective".
-        ensemble_size: how many members the ensemble has.
-        seed: of the search and of the weights.
-        search: which architectures are tried.
+        seed: of the weights, and of the search.
         data: which images are used for what.
-        train: how each network is trained.
+        train: how each network is trained. It has as many classes as the data set, whatever is
+            said here.
     """
 
     space: str = "nats"
     dataset: str = "digits"
-    algorithm: str = "BQ-S"
-    ensemble_size: int = 3
     seed: int = 0
-    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
 
     def __post_init__(self):
         check_choice("space", self.space, SPACES)
-        check_whole("ensemble_size", self.ensemble_size, 1)
         check_whole("seed", self.seed, 0, 2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(TaskConfig):
+    """A search, the training of its candidates, and the ensemble that is selected in the end.
+
+    Attributes:
+        algorithm: BQ-S, BQ-R, NES-RE, Random, or any "strategy+method", such as "us+corrective".
+        ensemble_size: how many members the ensemble has.
+        search: which architectures are tried.
+    """
+
+    algorithm: str = "BQ-S"
+    ensemble_size: int = 3
+    # On the command line without a prefix: --budget, and not --search.budget.
+    search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=SearchConfig
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("ensemble_size", self.ensemble_size, 1)
 
 
 # Few training images, so that the best single network leaves room for an ensemble.
@@ -172,15 +189,20 @@ def updated(config: Config, fields: dict, where: str = "config") -> Config:
     return dataclasses.replace(config, **values)
 
 
-def load_data(config: RunConfig) -> tuple[Dataset, Split]:
-    """Load the data set of a run, and cut it."""
+def load_data(config: TaskConfig) -> tuple[Dataset, Split]:
+    """Load the data set of a task, and cut it."""
     dataset = load(config.dataset, config.data.directory, config.data.size)
     data = config.data
     return dataset, split(dataset, data.split, seed=data.split_seed, file=data.split_file)
 
 
-def train_config(config: RunConfig, dataset: Dataset) -> TrainConfig:
-    """Return how networks of a run are trained: with as many classes as the data set has."""
+def train_config(config: TaskConfig, dataset: Dataset) -> TrainConfig:
+    """Return how networks are trained: with as many classes as the data set has."""
+    if config.train.seeds != 1:
+        raise BQNESError(
+            f"train.seeds is {config.train.seeds}; a search trains each architecture once: leave it "
+            "at 1, and change seed to train from other weights."
+        )
     network = dataclasses.replace(config.train.network, classes=dataset.classes)
     return dataclasses.replace(config.train, network=network)
 

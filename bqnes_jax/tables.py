@@ -6,14 +6,17 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int, Int32
 
 from bqnes_jax.candidates import Outcome
+from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
+from bqnes_jax.kernels import WL
 from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, Subset, enumerate_space
 from bqnes_jax.store import Predictions
 
@@ -81,6 +84,22 @@ class Tabulated(NamedTuple):
     test_labels: Int32[Array, " m"]
 
 
+def load(name: str) -> Tabulated:
+    """Load a table that comes with the package.
+
+    "digits": 1,024 cells of NATS-Bench, all different to the WL kernel, the best 64 of
+    NAS-Bench-201 among them, trained on 300 images of 8×8 digits (the preset "tiny"), and what each
+    says about 600 validation and 600 test images. `bqnes tabulate --table FILE` makes it again.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.table.probabilities.shape
+        (1024, 600, 10)
+    """
+    check_choice("table", name, ("digits",))
+    return read(Path(__file__).parent / "results" / f"{name}.npz")
+
+
 def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
     with np.load(path, allow_pickle=False) as content:
@@ -99,6 +118,26 @@ def read(path: Path) -> Tabulated:
         ),
         jnp.asarray(labels, jnp.int32),
     )
+
+
+def choose_different(count: int, best: int) -> Int[np.ndarray, " n"]:
+    """Return numbers of cells of NATS-Bench, no two of them the same to the WL kernel.
+
+    First the `best` of NAS-Bench-201 on CIFAR-10, then uniform draws, `count` in all.
+    """
+    row_of = np.asarray(Listed(NATS, WL(NATS)).row_of)
+    check_whole("count", count, 1, int(row_of.max()) + 1)
+    check_whole("best", best, 0, count)
+    ranking = np.argsort(-np.asarray(nb201_proxy("cifar10").accuracies)) if best else np.arange(0)
+    draws = np.asarray(jax.random.permutation(jax.random.key(0), NATS.size))
+    chosen: list[int] = []
+    seen: set[int] = set()
+    for limit, numbers in ((best, ranking), (count, draws)):
+        for number in numbers.tolist():
+            if len(chosen) < limit and row_of[number] not in seen:
+                seen.add(int(row_of[number]))
+                chosen.append(number)
+    return np.array(chosen)
 
 
 def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> None:

@@ -1,6 +1,6 @@
 """Images in: data sets, how they are split, and what networks see of them."""
 
-from bqnes_jax.data.archives import Dataset, Images
+from bqnes_jax.data.archives import PUBLISHED, Dataset, Images, how_to_get
 from bqnes_jax.data.augment import NO_AUGMENTATION, AugmentConfig, augment
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.prepared import prepare
@@ -17,6 +17,7 @@ from bqnes_jax.data.splits import (
 
 __all__ = [
     "NO_AUGMENTATION",
+    "PUBLISHED",
     "AugmentConfig",
     "Available",
     "Dataset",
@@ -30,6 +31,7 @@ __all__ = [
     "data_directory",
     "downsample",
     "fingerprint",
+    "how_to_get",
     "load",
     "normalise",
     "prepare",

@@ -27,9 +27,11 @@ from bqnes_jax.surrogates.solve import in_weight_space, masked_features, masked_
 class FitConfig:
     """How hyper-parameters are fitted.
 
-    `noise_bounds` limit the noise variance relative to the amplitude, ρ = σ²/a, so that scaling the
-    targets scales the fit. `kernel_bounds` limit each leaf of the kernel, and `kernel_steps` is the
-    number of L-BFGS steps spent on them; a kernel without leaves needs none.
+    Attributes:
+        noise_bounds: of the noise variance relative to the amplitude, ρ = σ²/a, so that scaling the
+            targets scales the fit.
+        kernel_bounds: of each leaf of the kernel.
+        kernel_steps: of L-BFGS, spent on those leaves; a kernel without leaves needs none.
     """
 
     noise_bounds: tuple[float, float] = (1e-5, 1e-1)

@@ -45,9 +45,11 @@ TEMPERATURE = 128.0
 class WarpConfig:
     """How log-likelihoods become targets of a Gaussian process.
 
-    `warp` is "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP) or "log"; `temperature`
-    divides the summed log-likelihoods; β is `floor` times the smallest likelihood, for the two
-    WSABI; `depth` is d, for "log".
+    Attributes:
+        warp: "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP) or "log".
+        temperature: divides the summed log-likelihoods.
+        floor: β is this times the smallest likelihood, for the two WSABI.
+        depth: d, for "log".
     """
 
     warp: str = "linear"

@@ -192,10 +192,10 @@ def make_train(config: TrainConfig) -> Train:
             logits = network.apply(variables, arch, normalise(images, *moments))
             return jax.nn.log_softmax(logits)
 
-        valid, test = (
-            in_batches(log_probs_of, images, config.batch)
-            for images in (data.valid.images, data.test.images)
-        )
+        # Together, so that the network is compiled for predicting once.
+        images = jnp.concatenate([data.valid.images, data.test.images])
+        log_probs = in_batches(log_probs_of, images, config.batch)
+        valid, test = jnp.split(log_probs, [len(data.valid.images)])
         failed = ~(healthy & jnp.all(jnp.isfinite(valid)) & jnp.all(jnp.isfinite(test)))
         valid, test = (jnp.where(failed, jnp.nan, log_probs) for log_probs in (valid, test))
         of_labels = jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1)

@@ -1,0 +1,76 @@
+"""The command `bqnes`."""
+
+import argparse
+import os
+import sys
+from typing import Annotated, Union
+
+import tyro
+
+from bqnes_jax.cli.compare import CompareCommand, TabulateCommand, task_of
+from bqnes_jax.cli.data import ListCommand, PrepareCommand, SpacesCommand
+from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
+from bqnes_jax.cli.shell import console
+from bqnes_jax.config import PRESETS, read_fields, updated
+from bqnes_jax.errors import BQNESError, check_choice
+
+_DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
+ensemble of different architectures. Start with: bqnes run. With --debug an error shows where it
+came from."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns 0, 1 after an error, 2 after a wrong flag, 130 after Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        command = tyro.cli(
+            _commands(arguments),
+            prog="bqnes",
+            description=_DESCRIPTION,
+            args=arguments or ["--help"],
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.AvoidSubcommands),
+        )
+        command()
+    except BQNESError as error:
+        if debug:
+            raise
+        console(stderr=True).print(f"error: {error}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def _commands(arguments: list[str]) -> object:
+    """Return the type of all commands, with the defaults of the preset and file that are given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--config")
+    known, _ = parser.parse_known_args(arguments)
+    check_choice("preset", known.preset, tuple(PRESETS))
+    fields = read_fields(known.config) if known.config else {}
+    run = updated(PRESETS[known.preset], fields, known.config or "")
+    task = task_of(run)
+
+    def with_default(kind: type, name: str, **default: object):
+        return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]
+
+    def plain(kind: object, name: str, description: str | None = None):
+        return Annotated[kind, tyro.conf.subcommand(name, description=description)]
+
+    data = Union[plain(ListCommand, "list"), plain(PrepareCommand, "prepare")]  # noqa: UP007
+    return Union[  # noqa: UP007
+        with_default(RunCommand, "run", fields=run),
+        with_default(CompareCommand, "compare", task=task),
+        plain(ReselectCommand, "reselect"),
+        plain(PredictCommand, "predict"),
+        plain(ReportCommand, "report"),
+        with_default(TabulateCommand, "tabulate", task=task),
+        plain(data, "data", "List data sets, or prepare one."),
+        plain(SpacesCommand, "spaces"),
+    ]

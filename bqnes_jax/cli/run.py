@@ -1,0 +1,187 @@
+"""Commands about one run: `run`, `reselect`, `predict`, `report`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from bqnes_jax.cli.shell import (
+    console,
+    interruptible,
+    progress_bar,
+    remember_programs,
+    say,
+    show_table,
+)
+from bqnes_jax.config import PRESETS, RunConfig
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import writing
+from bqnes_jax.runs import Metrics, Run, search
+from bqnes_jax.spaces import NATS
+
+_COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Search, train, and select an ensemble; print how good it is, and write a report.
+
+    The same command goes on with a run that was stopped. Every flag may stand in a config file.
+
+    Args:
+        preset: what the other flags are by default: tiny (digits, two minutes on two cores), small
+            (larger networks, ten minutes), paper (CIFAR-100, for accelerators).
+        config: a YAML or JSON file with fields that differ from the preset.
+        out: directory of the run; by default runs/<dataset>-<algorithm>-seed<seed>.
+        resume: go on with a run that is in that directory; otherwise it is refused.
+        fields: of the run.
+    """
+
+    preset: Literal["tiny", "small", "paper"] = "tiny"
+    config: Path | None = None
+    out: Path | None = None
+    resume: bool = True
+    fields: Annotated[RunConfig, tyro.conf.arg(name="")] = PRESETS["tiny"]
+
+    def __call__(self) -> None:
+        """Do it."""
+        config = self.fields
+        name = Path(config.dataset).stem
+        out = self.out or Path("runs", f"{name}-{config.algorithm}-seed{config.seed}")
+        if not self.resume and out.exists():
+            raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
+        remember_programs()
+        interruptible(
+            lambda: self._run(config, out),
+            f"Stopped. What was trained is in {out}; the same command goes on from there.",
+        )
+
+    def _run(self, config: RunConfig, out: Path) -> None:
+        from bqnes_jax.report import summary, write_report  # matplotlib takes a second to import
+
+        with progress_bar("training") as progress:
+            run = search(config, out, progress)
+        candidates = len(run.found.archs)
+        title = f"{config.dataset}: test data, {candidates} candidates by {config.algorithm}"
+        _show_metrics([(row.name, row.size, row.metrics) for row in summary(run)], title)
+        _show_members(run)
+        say(f"run:    {out}\nreport: {write_report(run)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReselectCommand:
+    """Select another ensemble from the candidates of a run, without training anything.
+
+    Args:
+        run: directory of the run.
+        method: restack (BQ-S), recombine (BQ-R), beam, stack, corrective or top; by default that of
+            the run.
+        size: how many members; by default as many as in the run.
+        save: make it the ensemble that `bqnes predict` and `bqnes report` use.
+    """
+
+    run: tyro.conf.Positional[Path]
+    method: str | None = None
+    size: int | None = None
+    save: bool = False
+
+    def __call__(self) -> None:
+        """Do it."""
+        remember_programs()
+        run = Run.load(self.run)
+        ensemble = run.ensemble(self.size, self.method)
+        single = run.ensemble(1, "top")
+        rows = [
+            ("Best single", 1, single.metrics),
+            (ensemble.method, self.size or ensemble.size, ensemble.metrics),
+        ]
+        _show_metrics(rows, f"{run.config.dataset}: test data")
+        if self.save:
+            ensemble.save()
+        _show_members(run, ensemble)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictCommand:
+    """Print class probabilities of images by the ensemble of a run.
+
+    Args:
+        run: directory of the run.
+        input: an .npy of images (n, height, width, channels), from 0 to 255 as they come.
+        out: an .npy or .csv to write to, instead of printing CSV.
+    """
+
+    run: tyro.conf.Positional[Path]
+    input: Path
+    out: Path | None = None
+
+    def __call__(self) -> None:
+        """Do it."""
+        if self.out is not None and self.out.suffix not in (".npy", ".csv"):
+            raise BQNESError(f"out is {self.out}; it must end in .npy or .csv.")
+        remember_programs()
+        images = _read_images(self.input)
+        probabilities = np.asarray(Run.load(self.run).saved_ensemble().predict(images))
+        if self.out is None:
+            console().print(_csv(probabilities), end="", markup=False, soft_wrap=True)
+            return
+        with writing(str(self.out)):
+            if self.out.suffix == ".npy":
+                np.save(self.out, probabilities)
+            else:
+                self.out.write_text(_csv(probabilities))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """Write the report of a run again: one HTML file, and its plots as PNG and PDF.
+
+    Args:
+        run: directory of the run.
+    """
+
+    run: tyro.conf.Positional[Path]
+
+    def __call__(self) -> None:
+        """Do it."""
+        from bqnes_jax.report import write_report
+
+        remember_programs()
+        say(str(write_report(Run.load(self.run))))
+
+
+def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
+    show_table(
+        _COLUMNS,
+        [
+            [name, str(size), f"{m.accuracy:.2%}", f"{m.ece:.4f}", f"{m.log_likelihood:.1f}"]
+            for name, size, m in rows
+        ],
+        title=title,
+    )
+
+
+def _show_members(run: Run, ensemble=None) -> None:
+    ensemble = ensemble or run.saved_ensemble()
+    for arch, weight in zip(ensemble.archs, ensemble.weights, strict=True):
+        say(f"{weight:6.3f}  {NATS.to_string(arch)}")
+
+
+def _read_images(path: Path) -> np.ndarray:
+    try:
+        images = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise BQNESError(f"input {path} is not there.") from None
+    except (OSError, ValueError, EOFError):
+        raise BQNESError(f"input {path} is not an .npy of numbers.") from None
+    if not isinstance(images, np.ndarray):
+        raise BQNESError(f"input {path} holds several arrays; save the images as one .npy.")
+    return images
+
+
+def _csv(probabilities: np.ndarray) -> str:
+    header = ",".join(f"class_{i}" for i in range(probabilities.shape[1]))
+    lines = [",".join(f"{p:.6f}" for p in row) for row in probabilities.tolist()]
+    return "\n".join([header, *lines]) + "\n"

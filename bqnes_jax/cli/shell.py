@@ -1,0 +1,124 @@
+"""What the commands print with, and how they stop."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+_PLAIN_WIDTH = 110  # where there is no terminal to ask
+
+
+def console(stderr: bool = False) -> Console:
+    """Return the console; in a pipe, one that is wide enough for every table."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PLAIN_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    console().print(text, markup=False)
+
+
+def show_table(columns: list[str], rows: list[list[str]], names: int = 1, title: str = "") -> None:
+    """Print a table whose first columns are names."""
+    table = Table(title=title or None, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < names else "right", no_wrap=i >= names)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function (done, total): a bar with the time left, or lines without a terminal.
+
+    All of it goes to the standard error, so that the output is the result alone.
+    """
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield _lines(out, what)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=out) as bar:
+        task = bar.add_task(f"{what} (compiling first)", total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield update
+
+
+def _lines(out: Console, what: str) -> Callable[[int, int], None]:
+    shown = -1
+
+    def update(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown:
+            shown = tenth
+            out.print(f"{what}: {done} of {total}")
+
+    return update
+
+
+def remember_programs() -> None:
+    """Keep compiled programs on disk, so that the next command starts sooner.
+
+    They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "bqnes-jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def interruptible(function: Callable[[], None], farewell: str) -> None:
+    """Call a function so that Ctrl-C stops it at once, even in the middle of a compiled program.
+
+    Python hears a signal only between two of its own instructions, and a program of XLA's may take
+    hours: the work is done in a thread that is left behind. What is on disk is whole at any moment.
+    """
+    errors = []
+
+    def work() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+    except KeyboardInterrupt:
+        out = console(stderr=True)
+        out.show_cursor()
+        out.print(f"\n{farewell}")
+        sys.stdout.flush()
+        os._exit(130)
+    if errors:
+        raise errors[0]

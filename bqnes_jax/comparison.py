@@ -1,0 +1,258 @@
+"""Several algorithms × ensemble sizes × seeds, as in the paper's tables.
+
+`compare_on_table` runs everything compiled on a table of results, `compare_live` trains on a store
+that all share. Both search once for each strategy and seed, whatever is then selected from it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from bqnes_jax import algorithms, candidates, live
+from bqnes_jax.algorithms import Evaluate, Pair, search, select_ensemble
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.ensemble import ensemble_probabilities
+from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.metrics import accuracy, ece, log_likelihood
+from bqnes_jax.spaces import Space
+from bqnes_jax.tables import Tabulated, evaluator
+from bqnes_jax.types import PRNGKey
+
+METRICS = ("accuracy", "ece", "log_likelihood")
+LOWER_IS_BETTER = ("ece",)
+
+
+class Row(NamedTuple):
+    """What one algorithm with M members reached on the test points, for each seed."""
+
+    algorithm: str
+    size: int
+    accuracy: Float[np.ndarray, " seeds"]
+    ece: Float[np.ndarray, " seeds"]
+    log_likelihood: Float[np.ndarray, " seeds"]
+
+
+class Chosen(NamedTuple):
+    """Ensembles of all seeds."""
+
+    archs: Int32[Array, "seeds M length"]
+    weights: Float[Array, "seeds M"]
+
+
+Predict = Callable[[Int32[Array, "M length"]], Float[Array, "M m classes"]]
+Choose = Callable[[str, int], Chosen]
+
+
+def compare_on_table(
+    tabulated: Tabulated,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seeds: int,
+    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    report: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Compare algorithms on a table of predictions, all seeds of a search in one program."""
+    space, table = tabulated.space, tabulated.table
+    if table.log_probs is None or table.probabilities is None:
+        raise BQNESError("the table has no predictions; comparing ensembles needs them.")
+    evaluate = evaluator(table, space)
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    searched = functools.cache(
+        lambda strategy: _search_all(strategy, space, config, keys, evaluate)
+    )
+
+    def choose(name: str, size: int) -> Chosen:
+        algorithm = algorithms.find(name)
+        if isinstance(algorithm, Pair) and not algorithm.only_members:
+            return _select_all(algorithm, space, size, config, *searched(algorithm.strategy))
+        run = algorithms.make(name, space, size, config=config)
+        return jax.jit(lambda keys: lax.map(lambda key: _chosen(run(key, evaluate)), keys))(keys)
+
+    def predict(archs: Int32[Array, "M length"]) -> Float[Array, "M m classes"]:
+        return table.probabilities[space.index(archs)]
+
+    return _compare(names, sizes, seeds, choose, predict, tabulated.test_labels, report)
+
+
+def compare_live(
+    space: Space,
+    evaluate: Evaluate,
+    predict: Predict,
+    test_labels: Int32[Array, " m"],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seeds: int,
+    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    report: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Compare algorithms that train what they ask for; `evaluate` should remember what it did.
+
+    Args:
+        space: what to search.
+        evaluate: trains architectures, as `live.stored_evaluator`.
+        predict: returns the class probabilities of trained architectures at the test points.
+        test_labels: the classes of the test points.
+        names: of algorithms that need no table.
+        sizes: numbers of members.
+        seeds: how many searches of each strategy.
+        config: of the searches.
+        report: called with the name of what is done next.
+    """
+    for name in names:
+        live.trainable(name)
+
+    @functools.cache
+    def searched(strategy: str, config: SearchConfig):
+        made = candidates.make(strategy, space, None, config)
+        found = [live.search(made, config, jax.random.key(i), evaluate) for i in range(seeds)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+
+    def choose(name: str, size: int) -> Chosen:
+        algorithm = live.trainable(name)
+        budgeted = algorithm.budgeted(config, size)
+        found = searched(algorithm.strategy, budgeted)
+        return _select_all(algorithm, space, size, budgeted, *found)
+
+    return _compare(names, sizes, seeds, choose, predict, test_labels, report)
+
+
+def _compare(names, sizes, seeds, choose: Choose, predict: Predict, test_labels, report):
+    check_whole("seeds", seeds, 1)
+    for size in sizes:
+        check_whole("size", size, 1)
+    rows = []
+    for name in names:
+        for size in sizes if name != "Best single" else (1,):
+            if report is not None:
+                report(f"{name}, {size} members")
+            chosen = choose(name, size)
+            metrics = [_measure(w, predict(a), test_labels) for a, w in zip(*chosen, strict=True)]
+            rows.append(Row(name, size, *np.asarray(metrics, float).T))
+    return rows
+
+
+def _search_all(strategy: str, space: Space, config: SearchConfig, keys, evaluate: Evaluate):
+    made = candidates.make(strategy, space, None, config)
+
+    @jax.jit
+    def all_seeds(keys: PRNGKey):
+        return lax.map(lambda key: search(made, config, key, evaluate), keys)
+
+    return all_seeds(keys)
+
+
+def _select_all(algorithm: Pair, space: Space, size: int, config: SearchConfig, history, trace):
+    made = candidates.make(algorithm.strategy, space, None, config)
+
+    @jax.jit
+    def all_seeds(found):
+        return lax.map(
+            lambda one: _chosen(select_ensemble(algorithm.method, made, *one, size, config)), found
+        )
+
+    return all_seeds((history, trace))
+
+
+def _chosen(result: algorithms.Result) -> Chosen:
+    return Chosen(result.archs, result.weights)
+
+
+@jax.jit
+def _measure(weights, members, labels):
+    """Return the metrics of one ensemble."""
+    probabilities = ensemble_probabilities(weights, members)
+    return jnp.stack([metric(probabilities, labels) for metric in (accuracy, ece, log_likelihood)])
+
+
+class Cell(NamedTuple):
+    """A mean over seeds, its standard error, and whether nothing is better beyond the errors."""
+
+    mean: float
+    error: float
+    best: bool
+
+
+def summarise(rows: Sequence[Row]) -> list[list[Cell]]:
+    """Return the cells of each row, in the order of METRICS.
+
+    What is best is best among ensembles of one size (Best single belongs to each). Others count as
+    equally good when they fall short of it by less than the standard error of the difference.
+    """
+    cells = [[_mean_and_error(getattr(row, name)) for name in METRICS] for row in rows]
+    for size in {row.size for row in rows}:
+        group = [i for i, row in enumerate(rows) if row.size == size or row.size == 1]
+        for j, name in enumerate(METRICS):
+            sign = -1 if name in LOWER_IS_BETTER else 1
+            best = max((cells[i][j] for i in group), key=lambda cell, sign=sign: sign * cell.mean)
+            for i in group:
+                if rows[i].size == size:
+                    short = sign * (best.mean - cells[i][j].mean)
+                    tied = short <= np.hypot(
+                        np.nan_to_num(best.error), np.nan_to_num(cells[i][j].error)
+                    )
+                    cells[i][j] = cells[i][j]._replace(best=bool(tied))
+    return cells
+
+
+def _mean_and_error(values: np.ndarray) -> Cell:
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return Cell(float(values.mean()), float(error), False)
+
+
+HEADERS = ("Accuracy (%)", "ECE", "Log-likelihood")
+_SCALES, _DIGITS = (100, 1, 1), (2, 4, 1)
+
+
+def written(cell: Cell, column: int) -> str:
+    """Write a cell as mean ± standard error."""
+    scale, digits = _SCALES[column], _DIGITS[column]
+    mean = f"{cell.mean * scale:.{digits}f}"
+    return mean if np.isnan(cell.error) else f"{mean} ± {cell.error * scale:.{digits}f}"
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Write one line for each algorithm, size and seed: what other programs read."""
+    lines = ["algorithm,members,seed," + ",".join(METRICS)]
+    for row in rows:
+        for seed, values in enumerate(zip(*(getattr(row, name) for name in METRICS), strict=True)):
+            lines.append(
+                f"{row.algorithm},{row.size},{seed}," + ",".join(f"{v:.6g}" for v in values)
+            )
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Write a Markdown table."""
+    lines = ["| Algorithm | M | " + " | ".join(HEADERS) + " |", "|---|--:|--:|--:|--:|"]
+    for row, cells in zip(rows, summarise(rows), strict=True):
+        texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
+        lines.append(f"| {row.algorithm} | {row.size} | " + " | ".join(texts) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_latex(rows: Sequence[Row]) -> str:
+    """Write a LaTeX table for the package booktabs."""
+    headers = " & ".join(header.replace("%", r"\%") for header in HEADERS)
+    lines = [
+        r"\begin{tabular}{lrrrr}",
+        r"\toprule",
+        rf"Algorithm & $M$ & {headers} \\",
+        r"\midrule",
+    ]
+    for row, cells in zip(rows, summarise(rows), strict=True):
+        texts = [_latex_number(written(cell, j), cell.best) for j, cell in enumerate(cells)]
+        name = row.algorithm.replace("_", r"\_")
+        lines.append(f"{name} & {row.size} & " + " & ".join(texts) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_number(text: str, best: bool) -> str:
+    number = text.replace("±", r"\pm")
+    return rf"$\mathbf{{{number}}}$" if best else f"${number}$"
