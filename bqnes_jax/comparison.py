@@ -22,7 +22,6 @@ from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.spaces import Space
 from bqnes_jax.tables import Tabulated, evaluator
-from bqnes_jax.types import PRNGKey
 
 METRICS = ("accuracy", "ece", "log_likelihood")
 LOWER_IS_BETTER = ("ece",)
@@ -141,7 +140,7 @@ def _search_all(strategy: str, space: Space, config: SearchConfig, keys, evaluat
     made = candidates.make(strategy, space, None, config)
 
     @jax.jit
-    def all_seeds(keys: PRNGKey):
+    def all_seeds(keys):
         return lax.map(lambda key: search(made, config, key, evaluate), keys)
 
     return all_seeds(keys)
@@ -181,23 +180,32 @@ class Cell(NamedTuple):
 def summarise(rows: Sequence[Row]) -> list[list[Cell]]:
     """Return the cells of each row, in the order of METRICS.
 
-    What is best is best among ensembles of one size (Best single belongs to each). Others count as
-    equally good when they fall short of it by less than the standard error of the difference.
+    What is best is best among ensembles of one size and the single networks, which compete with
+    ensembles of every size. Others count as equally good when they fall short of the best by less
+    than the standard error of the difference.
     """
     cells = [[_mean_and_error(getattr(row, name)) for name in METRICS] for row in rows]
-    for size in {row.size for row in rows}:
-        group = [i for i, row in enumerate(rows) if row.size == size or row.size == 1]
-        for j, name in enumerate(METRICS):
-            sign = -1 if name in LOWER_IS_BETTER else 1
-            best = max((cells[i][j] for i in group), key=lambda cell, sign=sign: sign * cell.mean)
-            for i in group:
-                if rows[i].size == size:
-                    short = sign * (best.mean - cells[i][j].mean)
-                    tied = short <= np.hypot(
-                        np.nan_to_num(best.error), np.nan_to_num(cells[i][j].error)
-                    )
-                    cells[i][j] = cells[i][j]._replace(best=bool(tied))
+    sizes = {row.size for row in rows if row.size > 1} or {1}
+    for column, name in enumerate(METRICS):
+        sign = -1 if name in LOWER_IS_BETTER else 1
+        means, errors = (
+            np.array([getattr(row[column], field) for row in cells]) for field in ("mean", "error")
+        )
+        tied = _tied(sign * means, np.nan_to_num(errors), [row.size for row in rows], sizes)
+        for row, best in zip(cells, tied, strict=True):
+            row[column] = row[column]._replace(best=bool(best))
     return cells
+
+
+def _tied(scores: np.ndarray, errors: np.ndarray, size_of: list[int], sizes: set[int]):
+    """Tell which scores are as good as the best of each group that they belong to."""
+    tied = np.ones(len(scores), bool)
+    for size in sizes:
+        group = np.isin(size_of, (1, size))
+        best = np.argmax(np.where(group, scores, -np.inf))
+        short = scores[best] - scores
+        tied &= ~group | (short <= np.hypot(errors[best], errors))
+    return tied
 
 
 def _mean_and_error(values: np.ndarray) -> Cell:

@@ -185,7 +185,7 @@ def updated(config: Config, fields: dict, where: str = "config") -> Config:
         value = tuple(value) if isinstance(value, list) else value
         if not _fits(hints[name], value):
             raise BQNESError(f"{here} is {value!r}; it must be {_described(hints[name])}.")
-        values[name] = value
+        values[name] = float(value) if hints[name] is float else value
     return dataclasses.replace(config, **values)
 
 
@@ -200,8 +200,8 @@ def train_config(config: TaskConfig, dataset: Dataset) -> TrainConfig:
     """Return how networks are trained: with as many classes as the data set has."""
     if config.train.seeds != 1:
         raise BQNESError(
-            f"train.seeds is {config.train.seeds}; a search trains each architecture once: leave it "
-            "at 1, and change seed to train from other weights."
+            f"train.seeds is {config.train.seeds}; a search trains each architecture once: leave "
+            "it at 1, and change seed to train from other weights."
         )
     network = dataclasses.replace(config.train.network, classes=dataset.classes)
     return dataclasses.replace(config.train, network=network)

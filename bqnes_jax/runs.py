@@ -385,7 +385,7 @@ def _found(history, trace, gram, data: Split, classes: int) -> Found:
 
 def _read_found(path: Path) -> Found:
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             return Found(**{name: content[name] for name in Found._fields})
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, MemoryError):
         raise BQNESError(

@@ -130,7 +130,7 @@ class Store:
         """List what has to be trained: never written, or damaged. What failed is not missing."""
         archs = list(archs)
         keys = (Key(arch, int(seed)) for seed in seeds for arch in archs)
-        return [key for key in keys if self.get(*key) is None]
+        return [key for key in keys if not self._is_whole(key)]
 
     def keys(self) -> list[Key]:
         """List what is stored, in order."""
@@ -181,6 +181,10 @@ class Store:
             except DamagedError as error:
                 found[path] = str(error)
         return found
+
+    def _is_whole(self, key: Key) -> bool:
+        parts: list[Part] = ["predictions", "weights"] if self.manifest.weights else ["predictions"]
+        return all(self._read(self._path(key), part) is not None for part in parts)
 
     def _path(self, key: Key) -> Path:
         name = hashlib.sha256(canonical([key.arch, int(key.seed)])).hexdigest()[:32]

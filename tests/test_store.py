@@ -96,6 +96,41 @@ def test_rounding(tmp_path, dtype):
     assert got[0, 3] == np.finfo(dtype).min
 
 
+def test_weights_are_kept_apart_from_predictions(tmp_path):
+    manifest = dataclasses.replace(MANIFEST, weights=3)
+    made = Store.open(tmp_path / "a", manifest)
+    weights = np.array([1.0, -2.5, 1e-30])
+    made.put([entry("a", weights=weights), Entry("b", 0, "failed"), entry("c", weights=-weights)])
+    np.testing.assert_array_equal(made.weights("a", 0), weights.astype(np.float32))
+    assert made.get("a", 0).weights is None and made.get("b", 0).status == "failed"
+    same(made.get("a", 0), entry("a"))
+    for arch in ("b", "d"):
+        with pytest.raises(BQNESError, match=f"no weights of {arch!r} with seed 0"):
+            made.weights(arch, 0)
+    with pytest.raises(BQNESError, match="weights of 'd' are missing"):
+        made.put(entry("d"))
+    with pytest.raises(BQNESError, match=r"weights of 'd' has shape \(2,\)"):
+        made.put(entry("d", weights=weights[:2]))
+
+    other = Store.open(tmp_path / "b", manifest)
+    assert merge(other, made) == 3
+    np.testing.assert_array_equal(other.weights("c", 0), -weights.astype(np.float32))
+
+    path = made._path(Key("a", 0))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    same(made.get("a", 0), entry("a"))  # the predictions are sound
+    with pytest.warns(DamagedEntryWarning, match="checksum of its weights differs"):
+        assert made.missing(["a", "b", "c"], [0]) == [Key("a", 0)]
+    assert "weights" in made.damaged()[path]
+    with (
+        pytest.warns(DamagedEntryWarning),
+        pytest.raises(BQNESError, match="no weights of 'a'"),
+    ):
+        made.weights("a", 0)
+
+
 def test_the_last_writer_of_a_key_wins_and_failed_is_not_missing(tmp_path):
     made = Store.open(tmp_path, MANIFEST)
     made.put(Entry("a", 0, "failed"))

@@ -1,18 +1,24 @@
 """Tables of results that were computed elsewhere."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax import tables
+from bqnes_jax import algorithms, tables
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.config import PRESETS, load_data
 from bqnes_jax.data import Images, Split
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import WL
+from bqnes_jax.metrics import log_likelihood
 from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.store import Predictions
 from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.tables import nb201_proxy, pack, read
+from bqnes_jax.tables import choose_different, nb201_proxy, pack, read
 
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
@@ -104,3 +110,54 @@ def test_rounding_is_finest_where_it_is_certain():
     assert back[5] == -20
     fine = tables._expanded(tables._rounded(log_probs, np.uint16))
     np.testing.assert_allclose(fine[:5], log_probs[:5], rtol=1e-3, atol=1e-4)
+
+
+def test_architectures_are_chosen_to_be_different():
+    numbers = choose_different(200, 20)
+    features = np.asarray(WL(NATS).features(NATS.from_index(numbers)))
+    assert len(np.unique(features, axis=0)) == len(numbers) == 200
+    accuracies = np.asarray(nb201_proxy("cifar10").accuracies)
+    assert accuracies[numbers[0]] == accuracies.max()
+    assert accuracies[numbers[:20]].min() > np.quantile(accuracies, 0.99)
+    np.testing.assert_array_equal(choose_different(200, 20), numbers)
+    with pytest.raises(BQNESError, match="count is 4916"):
+        choose_different(4916, 0)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+class TestDigits:
+    def test_what_it_holds(self):
+        space, table, labels = tables.load("digits")
+        assert (
+            Path(tables.__file__).with_name("results").joinpath("digits.npz").stat().st_size < 8e6
+        )
+        assert space.size == 1024 and table.probabilities.shape == (1024, 600, 10)
+        features = np.asarray(WL(NATS).features(NATS.from_index(np.array(space.numbers))))
+        assert len(np.unique(features, axis=0)) == 1024
+        assert sorted(choose_different(1024, 64)) == list(space.numbers)
+        _, data = load_data(PRESETS["tiny"])
+        np.testing.assert_array_equal(labels, data.test.labels)
+
+    def test_its_networks_are_different_and_leave_room(self):
+        _, table, labels = tables.load("digits")
+        test = np.asarray(table.probabilities.argmax(-1) == labels).mean(axis=1)
+        valid = np.asarray(table.accuracies)
+        assert test.max() < 0.98 and np.quantile(test, 0.05) < 0.93 < np.median(test) < 0.96
+        assert np.corrcoef(test[test > 0.5], valid[test > 0.5])[0, 1] > 0.5
+        assert (test[valid < 0.2] < 0.2).all()
+
+    def test_an_ensemble_beats_the_best_single_network(self):
+        space, table, labels = tables.load("digits")
+        run = algorithms.make("BQ-S", space, 5, config=SearchConfig(budget=60, batch=10))
+        result = run(jax.random.key(0), tables.evaluator(table, space))
+        members = table.probabilities[space.index(result.archs)]
+        mixture = jnp.einsum("m,mnc->nc", result.weights, members)
+        best_of_all = table.probabilities[jnp.argmax(table.log_likelihoods)]
+        assert log_likelihood(mixture, labels) > log_likelihood(best_of_all, labels)
+        found = result.history
+        best = table.probabilities[space.index(found.archs[jnp.argmax(found.log_likelihoods)])]
+        assert log_likelihood(mixture, labels) > log_likelihood(best, labels) + 5
+
+    def test_another_name_is_refused(self):
+        with pytest.raises(BQNESError, match="table is 'mnist'; allowed are 'digits'"):
+            tables.load("mnist")

@@ -1,0 +1,250 @@
+"""The command line as a person uses it: a small run in processes of its own, and what follows."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import bqnes_jax
+from bqnes_jax.cli import main
+from bqnes_jax.config import load_data
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.runs import Run
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+SMALL = {
+    "search": {"initial": 4, "budget": 8, "batch": 2},
+    "data": {"size": 4, "split": [40, 50, 60]},
+    "train": {"steps": 4, "batch": 20, "chunk": 2, "network": {"channels": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a directory with a config file and a cache that all processes share."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "small.yaml").write_text(json.dumps(SMALL))  # JSON is YAML
+    return folder
+
+
+def start(folder, *arguments):
+    code = "import sys; from bqnes_jax.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def call(folder, *arguments):
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    code, out, err = call(folder, "run", "--config", "small.yaml", "--out", "run")
+    assert code == 0, err
+    return out, err
+
+
+def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
+    out, err = finished
+    for name in ("Best single", "BQ-S", "BQ-R", "beam", "corrective"):
+        assert name in out
+    assert "training: 8 of 8" in err and "training" not in out.replace("training data", "")
+    assert "report: run/report.html" in out and (folder / "run" / "report.html").is_file()
+    run = Run.load(folder / "run")
+    assert run.config.search.budget == 8 == len(run.found.archs) == len(run.store.keys())
+    assert run.versions["bqnes-jax"] == "0.1.0"
+    assert (folder / "cache" / "bqnes-jax").is_dir()
+
+
+def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
+    run = Run.load(folder / "run")
+    ensemble = run.saved_ensemble()
+    assert ensemble.method == "restack" and ensemble.size == 3
+    np.testing.assert_array_equal(ensemble.members, run.ensemble().members)
+    test = load_data(run.config)[1].test
+    predicted = ensemble.predict(test.images)
+    np.testing.assert_allclose(predicted, ensemble.test_probabilities, atol=2e-3)  # float16 stored
+    np.testing.assert_array_equal(ensemble.predict(test.images[..., 0].astype(float)), predicted)
+
+    np.save(folder / "x.npy", test.images[:7])
+    assert (
+        main(
+            [
+                "predict",
+                str(folder / "run"),
+                "--input",
+                str(folder / "x.npy"),
+                "--out",
+                str(folder / "p.npy"),
+            ]
+        )
+        == 0
+    )
+    np.testing.assert_allclose(np.load(folder / "p.npy"), predicted[:7], atol=1e-6)
+    code, out, _ = call(folder, "predict", "run", "--input", "x.npy")
+    printed = np.genfromtxt(out.splitlines(), delimiter=",", skip_header=1)
+    assert code == 0
+    np.testing.assert_allclose(printed, predicted[:7], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        (np.zeros((3, 5, 5)), r"shape \(3, 5, 5, 1\); it must be \(n, 4, 4, 1\)"),
+        (np.zeros((0, 4, 4)), "it must be"),
+        (np.full((1, 4, 4), np.nan), "not a number"),
+        (np.full((1, 4, 4), 256.0), "from 256.0 to 256.0; they must be from 0 to 255"),
+        (np.array(["a"] * 16).reshape(1, 4, 4), "not a number"),
+    ],
+)
+def test_images_that_are_refused(folder, finished, images, says):
+    run = Run.load(folder / "run")
+    shrunk = images.shape[1] == 5 and images.dtype == float
+    ensemble = run.saved_ensemble()
+    if shrunk:  # this run shrinks images itself
+        assert ensemble.predict(images).shape == (3, 10)
+        ensemble = bqnes_jax.Ensemble(
+            bqnes_jax.Run(run.directory, bqnes_jax.configure("tiny"), run.found),
+            *(getattr(ensemble, name) for name in ("method", "size", "members", "weights")),
+        )
+    with pytest.raises(BQNESError, match=says):
+        ensemble.predict(images)
+
+
+def test_another_ensemble_is_selected_without_training(folder, finished, capsys):
+    shutil.copytree(folder / "run", folder / "copy")
+    before = {path: path.stat().st_mtime_ns for path in (folder / "copy" / "store").rglob("*")}
+    assert main(["reselect", str(folder / "copy"), "--method", "beam", "--size", "2"]) == 0
+    assert "beam" in capsys.readouterr().out
+    assert Run.load(folder / "copy").saved_ensemble().method == "restack"
+    assert (
+        main(["reselect", str(folder / "copy"), "--method", "beam", "--size", "2", "--save"]) == 0
+    )
+    saved = Run.load(folder / "copy").saved_ensemble()
+    assert saved.method == "beam" and saved.weights.tolist() == [0.5, 0.5]
+    assert main(["report", str(folder / "copy")]) == 0
+    assert "beam" in (folder / "copy" / "report.html").read_text()
+    assert before == {
+        path: path.stat().st_mtime_ns for path in (folder / "copy" / "store").rglob("*")
+    }
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on_to_the_same_result(folder, finished):
+    command = ("run", "--config", "small.yaml", "--out", "stopped")
+    process = start(folder, *command)
+    entries, deadline = folder / "stopped" / "store" / "entries", time.time() + 300
+    while not list(entries.glob("*.bqe")) and time.time() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped. What was trained is in stopped; the same command goes on" in err
+    assert "Traceback" not in err
+    stored = len(list(entries.glob("*.bqe")))
+    assert 0 < stored < 8
+
+    code, out, err = call(folder, *command)
+    assert code == 0, err
+    assert out.replace("stopped", "run") == finished[0]
+    a, b = (Run.load(folder / name).found for name in ("stopped", "run"))
+    for name in a._fields:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    ensembles = [(folder / name / "ensemble.json").read_bytes() for name in ("stopped", "run")]
+    assert ensembles[0] == ensembles[1]
+
+
+def said(capsys, *arguments):
+    """Return what a command that fails says, one line."""
+    assert main(list(arguments)) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_errors_are_one_line_with_what_to_do(folder, finished, capsys):
+    run = str(folder / "run")
+    config = str(folder / "small.yaml")
+    assert "is not a run: it has no config.json" in said(capsys, "report", str(folder / "none"))
+    assert "has seed = 0, not 1; use another directory" in said(
+        capsys, "run", "--config", config, "--out", run, "--seed", "1"
+    )
+    assert "is there already" in said(
+        capsys, "run", "--config", config, "--out", run, "--no-resume"
+    )
+    assert "data set 'moon' is not known" in said(capsys, "run", "--dataset", "moon", "--out", run)
+    assert "algorithm is 'NES-BS', which needs results" in said(
+        capsys, "run", "--algorithm", "NES-BS", "--out", str(folder / "new")
+    )
+    assert not (folder / "new").exists()
+    assert "method is 'best'; allowed are" in said(capsys, "reselect", run, "--method", "best")
+    assert "is not there" in said(capsys, "predict", run, "--input", "none.npy")
+    assert "must end in .npy or .csv" in said(
+        capsys, "predict", run, "--input", "x.npy", "--out", "x.txt"
+    )
+    assert "preset is 'huge'" in said(capsys, "run", "--preset", "huge")
+    with pytest.raises(BQNESError):
+        main(["report", str(folder / "none"), "--debug"])
+    with pytest.raises(SystemExit) as exit_code:
+        main(["run", "--bugdet", "3"])
+    assert exit_code.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "search.npz", "ensemble.json"])
+def test_a_damaged_run_is_refused(folder, finished, tmp_path, name):
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(BQNESError, match=name):
+        Run.load(tmp_path / "run").saved_ensemble()
+    path.unlink()
+    with pytest.raises(BQNESError):
+        Run.load(tmp_path / "run").saved_ensemble()
+
+
+def test_data_are_prepared_and_listed(tmp_path, capsys):
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 1)).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(20) % 4)
+    place = ["--directory", str(tmp_path / "data")]
+    assert main(["data", "prepare", "mine", "--from", str(tmp_path / "mine.npz"), *place]) == 0
+    assert "prepared: " in capsys.readouterr().out
+    assert main(["data", "list", *place]) == 0
+    out = capsys.readouterr().out
+    assert "mine" in out and "prepared" in out and "bqnes data prepare cifar10 --from" in out
+    assert "is there already" in said(
+        capsys, "data", "prepare", "mine", "--from", str(tmp_path / "mine.npz"), *place
+    )
+    assert main(["spaces"]) == 0 and "15,625" in capsys.readouterr().out
+
+
+def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
+    """With the program of the run, which is in the cache already."""
+    task = json.dumps({name: SMALL[name] for name in ("data", "train")})
+    (folder / "task.yaml").write_text(task)
+    tabulate = ("tabulate", "--config", "task.yaml", "--count", "6", "--best", "2")
+    where = ("--store", "store", "--table", "table.npz")
+    code, out, err = call(folder, *tabulate, *where)
+    assert code == 0, err
+    assert "table: table.npz" in out and "training: 6 of 6" in err
+    code, _, err = call(folder, *tabulate, *where)
+    assert code == 0 and err.strip() == "training: 6 of 6", "all were there"
+    compare = ["compare", "--table", str(folder / "table.npz"), "--algorithms", "Random"]
+    compare += ["--sizes", "2", "--seeds", "2", "--initial", "2", "--budget", "4"]
+    assert main([*compare, "--out", str(tmp_path / "out")]) == 0
+    assert "Random" in capsys.readouterr().out
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["comparison.csv", "comparison.md", "comparison.tex"]

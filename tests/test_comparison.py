@@ -1,0 +1,114 @@
+"""Comparisons: against the algorithms one by one, errors and ties, and how they are written."""
+
+import csv
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax import algorithms, comparison, tables
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.comparison import Row, compare_live, compare_on_table, summarise
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.metrics import accuracy, ece, log_likelihood
+
+CONFIG = SearchConfig(initial=5, budget=12, batch=3, population=6)
+SEEDS = 2
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_rows_are_those_of_the_algorithms(precision):
+    digits = tables.load("digits")
+    space, table, labels = digits
+    names = ("Best single", "Random", "NES-RE")
+    said = []
+    rows = compare_on_table(digits, names, (2,), SEEDS, CONFIG, said.append)
+    assert [(row.algorithm, row.size) for row in rows] == [
+        (names[0], 1),
+        (names[1], 2),
+        (names[2], 2),
+    ]
+    assert said == ["Best single, 1 members", "Random, 2 members", "NES-RE, 2 members"]
+    evaluate = tables.evaluator(table, space)
+    for row in rows:
+        run = algorithms.make(row.algorithm, space, row.size, config=CONFIG)
+        for seed in range(SEEDS):
+            result = run(jax.random.key(seed), evaluate)
+            members = table.probabilities[space.index(result.archs)]
+            mixture = jnp.einsum("m,mnc->nc", result.weights, members)
+            for metric in (accuracy, ece, log_likelihood):
+                ours = getattr(row, metric.__name__)[seed]
+                np.testing.assert_allclose(ours, metric(mixture, labels), rtol=1e-4)
+
+    live = compare_live(
+        space,
+        evaluate,
+        lambda archs: table.probabilities[space.index(archs)],
+        labels,
+        names[1:],
+        (2,),
+        SEEDS,
+        CONFIG,
+    )
+    for ours, theirs in zip(live, rows[1:], strict=True):
+        np.testing.assert_allclose(ours.log_likelihood, theirs.log_likelihood, rtol=1e-4)
+
+
+def test_what_cannot_be_compared_is_refused():
+    digits = tables.load("digits")
+    with pytest.raises(BQNESError, match="seeds is 0"):
+        compare_on_table(digits, ["Random"], (2,), 0)
+    with pytest.raises(BQNESError, match="size is 0"):
+        compare_on_table(digits, ["Random"], (0,), 1)
+    with pytest.raises(BQNESError, match="algorithm is 'Magic'"):
+        compare_on_table(digits, ["Magic"], (2,), 1)
+    with pytest.raises(BQNESError, match="'NES-BS', which needs results of the whole space"):
+        compare_live(digits.space, len, len, digits.test_labels, ["NES-BS"], (2,), 1)
+    without = digits._replace(table=digits.table._replace(probabilities=None))
+    with pytest.raises(BQNESError, match="no predictions"):
+        compare_on_table(without, ["Random"], (2,), 1)
+
+
+def row(name, size, log_likelihoods, eces=(0.1, 0.1)):
+    return Row(name, size, np.array([0.5, 0.5]), np.array(eces), np.array(log_likelihoods))
+
+
+ROWS = [
+    row("Best single", 1, (-5.0, -5.0), eces=(0.01, 0.01)),
+    row("A_1", 3, (-1.0, -3.0)),  # −2 ± 1
+    row("B", 3, (-3.0, -3.5)),  # −3.25 ± 0.25: as good as A within √(1 + 1/16)? 1.25 > 1.03
+    row("C", 3, (-2.5, -3.4)),  # −2.95 ± 0.45: 0.95 < 1.10
+    row("A_1", 5, (-9.0, -9.0)),
+]
+
+
+def test_best_and_as_good_as_best():
+    marks = [[cell.best for cell in cells] for cells in summarise(ROWS)]
+    likelihood = [mark[2] for mark in marks]
+    assert likelihood == [False, True, False, True, False], "with 5 members the best single is best"
+    assert [mark[1] for mark in marks] == [True, False, False, False, False]
+    alone = summarise([row("A", 3, (-1.0, -2.0))])[0]
+    assert all(cell.best for cell in alone)
+    np.testing.assert_allclose([alone[2].mean, alone[2].error], [-1.5, 0.5])
+    one_seed = Row("A", 3, *np.array([[0.5], [0.1], [-1.0]]))
+    assert comparison.written(summarise([one_seed])[0][0], 0) == "50.00"
+
+
+def test_how_it_is_written():
+    read = list(csv.DictReader(io.StringIO(comparison.as_csv(ROWS))))
+    assert len(read) == 10 and read[2] == {
+        "algorithm": "A_1",
+        "members": "3",
+        "seed": "0",
+        "accuracy": "0.5",
+        "ece": "0.1",
+        "log_likelihood": "-1",
+    }
+    markdown = comparison.as_markdown(ROWS).splitlines()
+    assert len(markdown) == 7 and len({line.count("|") for line in markdown}) == 1
+    assert "| A_1 | 3 | **50.00 ± 0.00** | 0.1000 ± 0.0000 | **-2.0 ± 1.0** |" in markdown
+    latex = comparison.as_latex(ROWS)
+    assert r"A\_1 & 3 & $\mathbf{50.00 \pm 0.00}$ & $0.1000 \pm 0.0000$" in latex
+    assert latex.count(r"\\") == 6 and latex.count("{") == latex.count("}")
