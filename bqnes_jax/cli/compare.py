@@ -81,7 +81,7 @@ class CompareCommand:
 
     def _compare(self, out: Path | None) -> None:
         rows = self._live(out) if self.live else self._on_table()
-        _show(rows, f"mean ± standard error over {self.seeds} seeds, best in bold")
+        _show(rows, self.seeds)
         if out is not None:
             write_tables(rows, out)
             say(f"written to {out}")
@@ -208,10 +208,16 @@ def write_tables(rows: list[comparison.Row], folder: Path) -> None:
             write_whole(folder / f"comparison.{ending}", write(rows).encode())
 
 
-def _show(rows: list[comparison.Row], title: str) -> None:
+def _show(rows: list[comparison.Row], seeds: int) -> None:
+    in_bold = console().is_terminal
+
     def shown(cell: comparison.Cell, column: int) -> str:
         text = comparison.written(cell, column)
-        return f"[bold]{text}[/bold]" if cell.best else text
+        if in_bold:
+            return f"[bold]{text}[/bold]" if cell.best else text
+        return f"{text} {'*' if cell.best else ' '}"
+
+    best = "in bold" if in_bold else "with *"
 
     show_table(
         ["", "M", *comparison.HEADERS],
@@ -219,7 +225,7 @@ def _show(rows: list[comparison.Row], title: str) -> None:
             [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, comparison.summarise(rows), strict=True)
         ],
-        title=title,
+        title=f"test data: mean ± standard error over {seeds} seeds; best, or as good, {best}",
     )
 
 

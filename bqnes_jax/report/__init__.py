@@ -1,0 +1,336 @@
+"""What came out of a run, for people: a table, figures, and one HTML page with both.
+
+write_report(run)  # report.html in the directory of the run, and its figures in plots/
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import yaml
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from bqnes_jax import algorithms
+from bqnes_jax.candidates.registry import default_kernel
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import write_whole, writing
+from bqnes_jax.metrics import (
+    accuracy,
+    disagreement,
+    log_likelihood,
+    per_member,
+    reliability_curve,
+)
+from bqnes_jax.report import html, plots
+from bqnes_jax.report.html import Drawing, Row, Section
+from bqnes_jax.report.plots import Predicted, signed
+from bqnes_jax.runs import Ensemble, Run
+from bqnes_jax.spaces import NATS
+from bqnes_jax.surrogates import FitConfig, WarpConfig, wsabi
+
+__all__ = [
+    "Row",
+    "kernel_coordinates",
+    "predict_each",
+    "rank_correlation",
+    "summary",
+    "write_report",
+]
+
+_METHODS = ("restack", "recombine", "beam", "corrective")
+# The figures that are not in every report: an older one's must not stay beside a new page.
+_MAY_BE_OLD = re.compile(r"(cell-\d+|evidence|surrogate|disagreement)\.(png|pdf)")
+
+
+def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
+    """Return the table of results: the best single network, and ensembles of these sizes.
+
+    They are selected from the same candidates in several ways; that of the run is among them.
+    """
+    if not np.any(run.found.log_likelihoods < np.inf):
+        raise BQNESError(
+            f"run {run.directory} has no network whose training succeeded; train longer, or with "
+            "a smaller learning rate."
+        )
+    own = (algorithms.find(run.config.algorithm).method, run.config.ensemble_size)
+    asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
+    ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
+    return [_row(run.ensemble(size, method)) for method, size in ordered]
+
+
+def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> Path:
+    """Write a page about the saved ensemble of a run, and its figures; returns the path.
+
+    Args:
+        run: what to report.
+        directory: where `report.html` and `plots/` go; by default that of the run.
+    """
+    directory = run.directory if directory is None else Path(directory)
+    rows, ensemble = summary(run), run.saved_ensemble()
+    own = _row(ensemble)
+    rows = [own if row[:2] == own[:2] else row for row in rows]
+    rows = rows if own in rows else [*rows, own]
+    drawings = {drawing.name: drawing for drawing in _drawings(ensemble)}
+    for drawing in drawings.values():
+        plots.settle(drawing.figure)
+    content = html.page(
+        f"{Path(run.config.dataset).stem}: ensemble by {_called(ensemble)}",
+        _result(ensemble),
+        _facts(run),
+        _sections(ensemble, rows, own, drawings),
+    )
+    with writing(f"report {directory}"):
+        _write_plots(directory / "plots", list(drawings.values()))
+        write_whole(directory / "report.html", content.encode())
+    return directory / "report.html"
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def predict_each(
+    archs: Int[Array, "n length"],
+    log_likelihoods: Float[Array, " n"],
+    counts: Int[Array, " T"],
+    warp: WarpConfig,
+    fit: FitConfig,
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
+    """Predict each candidate from those before its step: mean, standard deviation, log-scale.
+
+    `counts` tells how many candidates there were before each step. A candidate from before the
+    first has no prediction: NaN.
+    """
+    kernel, places = default_kernel(NATS), jnp.arange(len(archs))
+
+    def after(count: Int[Array, ""]) -> tuple[Array, Array, Array]:
+        mask = (places < count) & jnp.isfinite(log_likelihoods)
+        model = wsabi.fit(kernel, archs, log_likelihoods, mask, warp, fit)
+        mean, variance = wsabi.predict(model, archs)
+        return mean, jnp.sqrt(variance), jnp.broadcast_to(model.log_scale, mean.shape)
+
+    step = jnp.searchsorted(counts, places, side="right") - 1
+    each = (said[jnp.maximum(step, 0), places] for said in lax.map(after, counts))
+    return tuple(jnp.where(step >= 0, said, jnp.nan) for said in each)
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Spearman's correlation; NaN where one of the two has no order.
+
+    Example:
+        >>> rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.0, 5.0, 6.0]))
+        1.0
+    """
+    ranks = np.stack([_ranks(a), _ranks(b)])
+    ranks -= ranks.mean(axis=1, keepdims=True) if ranks.size else 0
+    norm = float(np.sqrt(np.prod((ranks**2).sum(axis=1))))
+    return float(np.prod(ranks, axis=0).sum()) / norm if norm > 0 else float("nan")
+
+
+def kernel_coordinates(
+    gram: Float[np.ndarray, "n n"],
+) -> tuple[Float[np.ndarray, "n 2"], tuple[float, float]]:
+    """Return the two leading coordinates of kernel PCA, and their shares of the spread.
+
+    These are the coordinates of classical scaling of the kernel's distances, too.
+    """
+    gram = np.asarray(gram, float)
+    centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
+    spread, vectors = np.linalg.eigh((centred + centred.T) / 2)
+    spread = np.maximum(np.append([0.0], spread), 0)  # one candidate has one coordinate only
+    vectors = np.hstack([np.zeros((len(gram), 1)), vectors])
+    places = (vectors * np.sqrt(spread))[:, [-1, -2]]
+    # The sign of an eigenvector is arbitrary: the one farthest from the middle is on the right.
+    farthest = places[np.abs(places).argmax(axis=0), [0, 1]]
+    shares = spread[[-1, -2]] / max(spread.sum(), np.finfo(float).tiny)
+    return places * np.where(farthest < 0, -1.0, 1.0), (float(shares[0]), float(shares[1]))
+
+
+def _row(ensemble: Ensemble) -> Row:
+    return Row(_label(ensemble), ensemble.size, ensemble.metrics)
+
+
+def _label(ensemble: Ensemble) -> str:
+    """Return what an ensemble is called in the table."""
+    strategy, method = algorithms.find(ensemble.run.config.algorithm).strategy, ensemble.method
+    if method == "top" and ensemble.size == 1:
+        return "Best single"
+    if method in ("beam", "corrective"):
+        return method
+    of_paper = {"us+restack": "BQ-S", "us+recombine": "BQ-R"}
+    return of_paper.get(f"{strategy}+{method}", f"{strategy}+{method}")
+
+
+def _called(ensemble: Ensemble) -> str:
+    """Return the name of an ensemble: the algorithm's, unless another was selected later."""
+    name = ensemble.run.config.algorithm
+    return name if algorithms.find(name).method == ensemble.method else _label(ensemble)
+
+
+def _result(ensemble: Ensemble) -> str:
+    """Say in one sentence what came out."""
+    metrics, single = ensemble.metrics, ensemble.run.ensemble(1, "top")
+    members = f"{len(ensemble.members)} member{'s' if len(ensemble.members) > 1 else ''}"
+    compared = f" against {signed(single.metrics.log_likelihood, 1)} of the best single network"
+    if ensemble.members.tolist() == single.members.tolist():
+        compared = "; it is the best single network"
+    return (
+        f"{_called(ensemble)} with {members}: {100 * metrics.accuracy:.1f} % accuracy, "
+        f"log-likelihood {signed(metrics.log_likelihood, 1)}{compared}."
+    )
+
+
+def _facts(run: Run) -> dict[str, str]:
+    found, config = run.found, run.config
+    height, width, channels = map(int, found.image_shape)
+    failed = int(np.isnan(found.log_likelihoods).sum())
+    trained = f"{len(found.archs)} networks" + (f", of which {failed} failed" if failed else "")
+    return {
+        "Data set": f"{config.dataset} ({height}×{width}×{channels}, {int(found.classes)} classes)",
+        "Images": f"{found.log_probs.shape[1]} to validate, {len(found.test_labels)} to test",
+        "Trained": trained,
+        "Seed": str(config.seed),
+        "Written": datetime.date.today().isoformat(),
+    }
+
+
+def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
+    """Draw everything there is to draw."""
+    run, members = ensemble.run, ensemble.members
+    found, labels = run.found, run.found.test_labels
+    yield _reliability("reliability", _called(ensemble), ensemble)
+    yield _reliability("reliability-single", "Best single", run.ensemble(1, "top"))
+    probabilities = _member_probabilities(ensemble)
+    alone = (per_member(f, probabilities, labels).tolist() for f in (accuracy, log_likelihood))
+    figure = plots.weights(members, ensemble.weights, *alone)
+    yield Drawing("weights", "weight of each member", figure)
+    for member, arch, weight in zip(members, ensemble.archs, ensemble.weights, strict=True):
+        text = NATS.to_string(arch)
+        yield Drawing(
+            f"cell-{member}", f"cell {text}", plots.cell(arch, f"#{member}, weight {weight:.2f}")
+        )
+    initial = int(found.counts[0])
+    figure = plots.likelihoods(found.log_likelihoods, members, initial)
+    yield Drawing("likelihoods", "log-likelihood of each candidate", figure)
+    figure = plots.evidence(found.counts, found.log_evidence, found.evidence_sd)
+    if figure is not None:
+        yield Drawing("evidence", "log evidence against evaluations", figure)
+    figure = plots.kernel_map(*kernel_coordinates(found.gram), found.log_likelihoods, members)
+    yield Drawing("map", "map of the candidates", figure)
+    predicted = _predicted(run)
+    if predicted.actual.size:
+        correlation = rank_correlation(predicted.actual, predicted.mean)
+        figure = plots.predictions(predicted, correlation)
+        yield Drawing("surrogate", "predicted against actual likelihood", figure)
+    if len(members) > 1:
+        pairwise = np.asarray(disagreement(probabilities).pairwise)
+        figure = plots.disagreement(pairwise, members)
+        yield Drawing("disagreement", "how often two members differ", figure)
+
+
+def _reliability(name: str, title: str, ensemble: Ensemble) -> Drawing:
+    curve = reliability_curve(ensemble.test_probabilities, ensemble.run.found.test_labels)
+    figure = plots.reliability(curve, f"{title}: ECE {ensemble.metrics.ece:.4f}")
+    return Drawing(name, f"accuracy by confidence, {title}", figure)
+
+
+def _member_probabilities(ensemble: Ensemble) -> Float[np.ndarray, "M m classes"]:
+    probabilities = np.exp(ensemble.run.test_log_probs(ensemble.members))
+    return probabilities / probabilities.sum(axis=2, keepdims=True)  # they were rounded
+
+
+def _predicted(run: Run) -> Predicted:
+    """Ask the surrogate for each candidate that it helped to choose, as it was then."""
+    found, search = run.found, run.config.search
+    counts = found.counts[found.counts < len(found.archs)]
+    if not counts.size:
+        return Predicted(*(np.zeros(0) for _ in Predicted._fields))
+    said = predict_each(
+        jnp.asarray(found.archs),
+        jnp.asarray(found.log_likelihoods),
+        jnp.asarray(counts),
+        search.warp,
+        search.fit,
+    )
+    actual = found.log_likelihoods / search.warp.temperature
+    known = np.isfinite(actual) & (np.arange(len(actual)) >= counts[0])
+    mean, sd, log_scale = (np.asarray(values, float)[known] for values in said)
+    with np.errstate(divide="ignore"):
+        ends = [np.log(np.maximum(mean + step * sd, 0)) + log_scale for step in (0, -1, 1)]
+    return Predicted(actual[known].astype(float), *ends)
+
+
+def _sections(
+    ensemble: Ensemble, rows: Sequence[Row], own: Row, drawings: dict[str, Drawing]
+) -> list[Section]:
+    """Put tables and figures in their order, each below how to read it."""
+
+    def drawn(*names: str) -> str:
+        return html.figures([drawings[name] for name in names if name in drawings])
+
+    def drawn_or(name: str, otherwise: str) -> str:
+        return drawn(name) if name in drawings else html.paragraph(otherwise)
+
+    bodies = {
+        "Results": html.table(rows, own),
+        "Calibration": drawn("reliability", "reliability-single"),
+        "Weights": drawn("weights"),
+        "Cells": drawn(*(f"cell-{member}" for member in ensemble.members)),
+        "Search": drawn("likelihoods", "evidence"),
+        "Map": drawn("map"),
+        "Surrogate": drawn_or("surrogate", "No candidate was trained after the first ones."),
+        "Disagreement": drawn_or("disagreement", "The ensemble has one member."),
+        "How to do it again": html.block(_commands(ensemble))
+        + html.block(_config(ensemble.run))
+        + html.definitions(ensemble.run.versions),
+    }
+    if "evidence" not in drawings:
+        bodies["Search"] += html.paragraph("The evidence was never positive.")
+    temperature = ensemble.run.config.search.warp.temperature
+    return [
+        Section(title, html.HOW_TO_READ[title].format(temperature=temperature), body)
+        for title, body in bodies.items()
+    ]
+
+
+def _commands(ensemble: Ensemble) -> str:
+    """Return what does the run again, and selects the ensemble if that is not the run's own."""
+    config = ensemble.run.config
+    again = "bqnes run --config config.yaml --out again"
+    if (ensemble.method, ensemble.size) == (
+        algorithms.find(config.algorithm).method,
+        config.ensemble_size,
+    ):
+        return again
+    selected = f"--method {ensemble.method} --size {ensemble.size} --save"
+    return f"{again}\nbqnes reselect again {selected}"
+
+
+def _config(run: Run) -> str:
+    plain = json.loads(json.dumps(dataclasses.asdict(run.config)))  # YAML has no tuples
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=30)
+
+
+def _ranks(values: np.ndarray) -> Float[np.ndarray, " n"]:
+    """Return ranks from 1, the mean of them where values are equal."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[group]
+
+
+def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    written = set()
+    for drawing in drawings:
+        for form in ("png", "pdf"):
+            path = directory / f"{drawing.name}.{form}"
+            write_whole(path, plots.to_bytes(drawing.figure, form))
+            written.add(path)
+    for path in set(directory.iterdir()) - written:
+        if _MAY_BE_OLD.fullmatch(path.name):
+            path.unlink()

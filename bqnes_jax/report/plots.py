@@ -1,0 +1,398 @@
+"""The figures of a report: each a function from arrays to a `Figure`, and what turns it to bytes.
+
+No figure depends on matplotlib's global settings or touches them, so that they can be drawn in any
+thread. All are as wide as a telephone, so that their letters can be read there; a page puts them
+side by side where there is room.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.ticker import MaxNLocator
+
+from bqnes_jax.metrics import ReliabilityCurve
+from bqnes_jax.spaces.nats import EDGES, OPERATIONS
+
+WIDTH, HEIGHT = 3.6, 2.9  # inches; at 96 to the inch, what a telephone shows
+_TEXT, _SMALL = 9, 8
+
+# Colours that people with any colour vision tell apart (Okabe and Ito).
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+_PALE, _GREY, _INK = "#A9CCE3", "#8A8A8A", "#222222"
+
+_LOOKS = {  # operation: what it is called, colour, line width
+    "skip_connect": ("skip", _GREY, 0.9),
+    "nor_conv_1x1": ("conv 1×1", _GREEN, 2.0),
+    "nor_conv_3x3": ("conv 3×3", _BLUE, 2.0),
+    "avg_pool_3x3": ("pool 3×3", _ORANGE, 2.0),
+}
+# How far each edge bends, in parts of its length; upwards is negative.
+_BENDS = {(0, 1): 0, (1, 2): 0, (2, 3): 0, (0, 2): -0.68, (1, 3): 0.68, (0, 3): -0.8}
+
+
+class Predicted(NamedTuple):
+    """What a surrogate said of candidates that it had not seen, as logarithms of ℓ.
+
+    Attributes:
+        actual: the tempered log-likelihood.
+        mean: its prediction; −inf where the predicted likelihood is not positive.
+        low: the prediction less one standard deviation.
+        high: the prediction and one standard deviation more.
+    """
+
+    actual: Float[np.ndarray, " k"]
+    mean: Float[np.ndarray, " k"]
+    low: Float[np.ndarray, " k"]
+    high: Float[np.ndarray, " k"]
+
+
+def reliability(curve: ReliabilityCurve, title: str) -> Figure:
+    """Draw accuracy against confidence by bins, and how many points each bin has."""
+    figure = Figure(figsize=(WIDTH, 3.5), layout="constrained", facecolor="white")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+    count, confidence, accuracy = (np.asarray(values, float) for values in curve)
+    width = 1 / len(count)
+    centres = (np.arange(len(count)) + 0.5) * width
+    used = count > 0
+    _style(above, title, "", "accuracy")
+    above.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=(0, (4, 3)))
+    above.bar(centres[used], accuracy[used], 0.88 * width, color=_PALE)
+    ends = centres[used] - 0.44 * width, centres[used] + 0.44 * width
+    above.hlines(confidence[used], *ends, color=_INK, linewidth=1.8)
+    above.set(xlim=(0, 1), ylim=(0, 1.03))
+    _style(below, "", "confidence", "images")
+    below.bar(centres[used], count[used], 0.88 * width, color=_GREY)
+    for centre, number in zip(centres[used], count[used], strict=True):
+        _note(below, f"{number:.0f}", (centre, number), (0, 1), "center", 7)
+    below.set(ylim=(0, 1.45 * max(count.max(), 1)), yticks=[])
+    return figure
+
+
+def weights(
+    members: Int[np.ndarray, " M"],
+    values: Float[np.ndarray, " M"],
+    accuracies: Sequence[float],
+    log_likelihoods: Sequence[float],
+) -> Figure:
+    """Draw the weights of the members, each with what it does alone."""
+    figure, axes = _figure("Weights of the members", "weight", "", 1.1 + 0.42 * len(members))
+    places = np.arange(len(members))
+    axes.barh(places, values, 0.55, color=_BLUE)
+    for place, value in zip(places, values, strict=True):
+        _note(axes, f"{value:.2f}", (value, place), (4, -3), "left")
+    alone = zip(members, accuracies, log_likelihoods, strict=True)
+    labels = [f"#{i}\n{100 * a:.1f} %, {signed(value, 1)}" for i, a, value in alone]
+    axes.set_yticks(places, labels)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(0, 1.18 * max(values)), ylim=(len(members) - 0.45, -0.55))
+    axes.spines["left"].set_color("#CCCCCC")
+    return figure
+
+
+def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
+    """Draw a cell of the NATS space: its nodes in a row, its operations as arrows."""
+    figure = Figure(figsize=(WIDTH, 2.45), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=_TEXT, color=_INK, loc="left")
+    axes.set(xlim=(-0.25, 3.25), ylim=(-0.8, 1.32), aspect="equal")
+    axes.axis("off")
+    for edge, operation in zip(EDGES, arch, strict=True):
+        if OPERATIONS[operation] in _LOOKS:
+            _arrow(axes, edge, *_LOOKS[OPERATIONS[operation]])
+    for place, name in enumerate(("in", "1", "2", "out")):
+        axes.add_patch(
+            Circle((place, 0), 0.17, facecolor="white", edgecolor=_INK, linewidth=1.2, zorder=3)
+        )
+        axes.text(place, 0, name, ha="center", va="center", fontsize=_SMALL, color=_INK, zorder=4)
+    return figure
+
+
+def likelihoods(
+    values: Float[np.ndarray, " n"], members: Int[np.ndarray, " M"], initial: int
+) -> Figure:
+    """Draw the log-likelihood of each candidate in their order, and the best so far."""
+    figure, axes = _figure("Candidates in their order", "candidate", "log-likelihood", 3.2)
+    low, high = shown_range(values)
+    places, failed = np.arange(len(values)), np.isnan(values)
+    axes.axvspan(-0.5, initial - 0.5, color="#F1F1F1", linewidth=0, label="drawn at random")
+    best = np.maximum.accumulate(np.where(failed, -np.inf, values))
+    axes.step(
+        places,
+        np.where(best >= low, best, np.nan),
+        where="post",
+        color=_BLUE,
+        linewidth=1.2,
+        label="best so far",
+    )
+    _mark(axes, places, values, low, _GREY, "candidate")
+    _mark(axes, members, values[members], low, _ORANGE, "member")
+    _mark_failed(axes, places[failed], np.full(failed.sum(), low))
+    for i in members:
+        _note(axes, f"#{i}", (i, max(values[i], low)), (0, 5), "center", _SMALL, _ORANGE)
+    axes.set(xlim=(-0.7, len(values) - 0.3), ylim=_padded(low, high, 0.1))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _legend(figure)
+    return figure
+
+
+def evidence(
+    counts: Int[np.ndarray, " T"], values: Float[np.ndarray, " T"], sds: Float[np.ndarray, " T"]
+) -> Figure | None:
+    """Draw log Ẑ against evaluations, ± one standard deviation; None where none is finite."""
+    known = np.isfinite(values)
+    if not known.any():
+        return None
+    counts, values, sds = counts[known], values[known], sds[known]
+    sds = np.where(np.isfinite(sds), sds, 0)
+    bars = 1.0 if len(counts) == 1 else 0.0  # one point has no band
+    figure, axes = _figure("Evidence", "candidates evaluated", "log Ẑ", 3.2)
+    axes.fill_between(counts, values - sds, values + sds, color=_PALE, linewidth=0, label="± 1 sd")
+    axes.errorbar(
+        counts,
+        values,
+        sds,
+        color=_BLUE,
+        linewidth=1.4,
+        marker="o",
+        markersize=4,
+        elinewidth=bars,
+        label="log Ẑ",
+    )
+    if len(counts) <= 6:
+        axes.set_xticks(counts)
+    _legend(figure)
+    return figure
+
+
+def kernel_map(
+    places: Float[np.ndarray, "n 2"],
+    shares: Sequence[float],
+    values: Float[np.ndarray, " n"],
+    members: Int[np.ndarray, " M"],
+) -> Figure:
+    """Draw candidates where the kernel places them; `shares` of the spread are the axes."""
+    names = [f"axis {i + 1} ({100 * share:.0f} % of the spread)" for i, share in enumerate(shares)]
+    figure, axes = _figure("Candidates by kernel", *names, 3.9)
+    low, high = shown_range(values)
+    failed = np.isnan(values)
+    worst_first = np.argsort(values, kind="stable")[: (~failed).sum()]  # NaN is sorted last
+    points = axes.scatter(
+        *places[worst_first].T,
+        42,
+        np.maximum(values[worst_first], low),
+        cmap="viridis",
+        vmin=low,
+        vmax=max(high, low + 1e-9),
+        edgecolors="white",
+        linewidths=0.6,
+        zorder=2,
+    )
+    axes.scatter(
+        *places[members].T,
+        120,
+        facecolors="none",
+        edgecolors=_ORANGE,
+        linewidths=1.8,
+        zorder=3,
+        label="member",
+    )
+    for i in members:
+        _note(axes, f"#{i}", tuple(places[i]), (0, 8), "center", _SMALL, _ORANGE)
+    _mark_failed(axes, *places[failed].T)
+    clipped = bool(np.any(values < low))
+    bar = figure.colorbar(points, extend="min" if clipped else "neither", pad=0.02, aspect=30)
+    bar.ax.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK)
+    bar.set_label("log-likelihood", fontsize=_TEXT, color=_INK)
+    bar.outline.set_visible(False)
+    axes.margins(0.09)
+    axes.set(xticks=[], yticks=[])
+    _legend(figure)
+    return figure
+
+
+def predictions(predicted: Predicted, correlation: float) -> Figure:
+    """Draw what the surrogate predicted against what came out, in logarithms."""
+    rank = f"rank correlation {signed(correlation, 2)}" if np.isfinite(correlation) else ""
+    title = f"Surrogate: {rank}" if rank else "Surrogate"
+    figure, axes = _figure(title, "log ℓ after training", "log ℓ predicted", 3.6)
+    low, high = shown_range(predicted.actual)
+    high = max(high, float(np.max(predicted.mean, initial=low)))
+    floor = low - 0.25 * max(high - low, 1e-3)  # for those that are lower, or have no logarithm
+    x, y = np.maximum(predicted.actual, low), np.maximum(predicted.mean, floor)
+    # Large uncertainty must not squeeze what was predicted well.
+    bottom = min(low, max(floor, float(predicted.low.min())))
+    top = max(high, min(2 * high - low, float(predicted.high.max())))
+    ends = (np.clip(end, bottom, top) for end in (predicted.low, predicted.high))
+    axes.plot([low, high], [low, high], color=_GREY, linewidth=1, linestyle=(0, (4, 3)))
+    axes.vlines(x, *ends, color=_PALE, linewidth=1.6)
+    axes.plot(x, y, "o", color=_BLUE, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5)
+    axes.set(xlim=_padded(low, high, 0.05), ylim=_padded(bottom, top, 0.05))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    return figure
+
+
+def disagreement(pairwise: Float[np.ndarray, "M M"], members: Int[np.ndarray, " M"]) -> Figure:
+    """Draw for each pair of members how often they predict different classes."""
+    figure, axes = _figure("Images on which two members differ, %", "", "", 3.2)
+    percent = 100 * pairwise
+    top = max(float(percent.max()), 1e-9)
+    axes.imshow(percent, cmap="Blues", vmin=0, vmax=1.35 * top)
+    size = _TEXT if len(members) <= 6 else 6
+    for i, j in np.ndindex(percent.shape):
+        text = "–" if i == j else f"{percent[i, j]:.1f}"
+        colour = "white" if percent[i, j] > 0.8 * top else _INK
+        axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
+    names = [f"#{i}" for i in members]
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def shown_range(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Return from where to where values are drawn; hopeless ones lie below, and at its edge.
+
+    Networks that learnt nothing would otherwise squeeze all the others together.
+    """
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return -1.0, 0.0
+    worst, median, best = (float(f(values)) for f in (np.min, np.median, np.max))
+    low = max(worst, median - 3 * (best - median)) if best > median else worst
+    return (low, best) if best > low else (low - 0.5, best + 0.5)
+
+
+def signed(value: float, digits: int) -> str:
+    """Write a number with a true minus sign.
+
+    Example:
+        >>> signed(-1.25, 1), signed(-float("inf"), 1)
+        ('−1.2', '−∞')
+    """
+    text = f"{value:.{digits}f}".replace("inf", "∞").replace("nan", "–")
+    return text.replace("-", "−")
+
+
+def settle(figure: Figure) -> None:
+    """Arrange a figure once for all the forms in which it is written: that takes half the time."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def to_bytes(figure: Figure, form: str) -> bytes:
+    """Return a figure as a PNG or PDF file, the same each time."""
+    content = io.BytesIO()
+    date = {"CreationDate": None} if form == "pdf" else {}
+    figure.savefig(content, format=form, dpi=200, metadata=date)
+    return content.getvalue()
+
+
+def _figure(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    _style(axes, title, x, y)
+    return figure, axes
+
+
+def _style(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=_TEXT, color=_INK, loc="left")
+    axes.set_xlabel(x, fontsize=_TEXT, color=_INK)
+    axes.set_ylabel(y, fontsize=_TEXT, color=_INK)
+    axes.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+
+
+def _arrow(axes: Axes, edge: tuple[int, int], name: str, colour: str, width: float) -> None:
+    (source, target), bend = edge, _BENDS[edge]
+    axes.add_patch(
+        FancyArrowPatch(
+            (source, 0),
+            (target, 0),
+            connectionstyle=f"arc3,rad={bend}",
+            arrowstyle="-|>",
+            mutation_scale=9,
+            shrinkA=12,
+            shrinkB=12,
+            color=colour,
+            linewidth=width,
+            zorder=1,
+        )
+    )
+    # The middle of an arc is half its bend away; a straight arrow is too short for a label on it.
+    height = -bend * (target - source) / 2 if bend else 0.15
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if bend else None
+    axes.text(
+        (source + target) / 2,
+        height,
+        name,
+        ha="center",
+        va="center",
+        fontsize=_SMALL,
+        color=colour if name != "skip" else "#666666",
+        bbox=behind,
+        zorder=2,
+    )
+
+
+def _mark(
+    axes: Axes,
+    x: Int[np.ndarray, " k"],
+    y: Float[np.ndarray, " k"],
+    low: float,
+    colour: str,
+    label: str,
+) -> None:
+    """Draw points; those below what is shown as triangles at its edge."""
+    style = {"color": colour, "linestyle": "none", "markeredgecolor": "white"}
+    axes.plot(x, np.where(y >= low, y, np.nan), marker="o", markersize=5.5, label=label, **style)
+    if (y < low).any():
+        axes.plot(x[y < low], np.full((y < low).sum(), low), marker="v", markersize=6, **style)
+
+
+def _mark_failed(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    if len(x):
+        style = {"color": _INK, "markersize": 6, "markeredgewidth": 1.4}
+        axes.plot(x, y, "x", label="failed", **style)
+
+
+def _legend(figure: Figure) -> None:
+    axes = figure.axes[0]
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=2 if len(labels) > 3 else 3,
+        fontsize=_SMALL,
+        labelcolor=_INK,
+        frameon=False,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
+
+
+def _note(
+    axes: Axes,
+    text: str,
+    place: tuple,
+    offset: tuple[int, int],
+    align: str,
+    size: int = _TEXT,
+    colour: str = _INK,
+) -> None:
+    """Write beside a point; the offset is in the units of letters."""
+    axes.annotate(
+        text, place, offset, textcoords="offset points", ha=align, fontsize=size, color=colour
+    )
+
+
+def _padded(low: float, high: float, share: float) -> tuple[float, float]:
+    return low - share * (high - low), high + share * (high - low)
