@@ -377,7 +377,7 @@ def _found(history, trace, gram, data: Split, classes: int) -> Found:
         jnp.hypot(evidence.posterior_sd, evidence.sampling_sd),
         data.test.labels,
         np.array(data.train.images.shape[1:]),
-        jnp.stack(channel_moments(data.train.images)),
+        jnp.stack(channel_moments(jnp.asarray(data.train.images))),
         np.array(classes),
     )
     return Found(*map(np.asarray, values))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import bqnes_jax
+from bqnes_jax.config import PRESETS, updated
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(bqnes_jax.__path__, "bqnes_jax."))
 README = Path(bqnes_jax.__file__).parents[1] / "README.md"
@@ -27,8 +28,21 @@ def test_exports_exist(name):
         assert hasattr(module, export)
 
 
-def test_snippets_of_the_readme():
-    snippets = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert snippets
-    for snippet in snippets:
-        exec(compile(snippet, str(README), "exec"), {})
+SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_of_the_readme(snippet, precision, tmp_path, monkeypatch):
+    if "bqnes_jax.search" in snippet and precision == "float64":
+        pytest.skip("training is compiled once, in float32")
+    smaller = updated(
+        PRESETS["tiny"], {"train": {"steps": 2, "chunk": 10, "network": {"channels": 1}}}
+    )
+    monkeypatch.setitem(PRESETS, "tiny", smaller)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, str(README), "exec"), {})
+
+
+def test_pictures_and_pages_that_the_readme_links_to_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
+        assert (README.parent / target).is_file(), target
