@@ -7,6 +7,7 @@ installed. Both are timed in the same run; compilation is reported apart.
     python benchmarks/training.py --archs 8 --steps 50
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -45,6 +46,8 @@ class Options:
     """Compute in bfloat16 (here only)."""
     torch: bool = True
     """Compare with PyTorch where it can be imported."""
+    layouts: bool = False
+    """Compare how a convolution is computed, and how many networks are trained at once."""
     out: Path = RESULTS / "training.json"
     """Where to write the results."""
 
@@ -53,9 +56,9 @@ def digits() -> Split:
     return split(load("digits"), sizes=(300, 700, 797))
 
 
-def ours(options: Options, archs, data: Split) -> dict:
+def ours(options: Options, archs, data: Split, layout: str = "auto") -> dict:
     network = NATSNetworkConfig(
-        options.channels, options.cells, classes=10, bfloat16=options.bfloat16
+        options.channels, options.cells, classes=10, layout=layout, bfloat16=options.bfloat16
     )
     config = TrainConfig(
         network,
@@ -155,6 +158,16 @@ def theirs(options: Options, archs, data: Split) -> dict | None:
     return {"seconds": seconds, "version": torch.__version__}
 
 
+def compare_layouts(options: Options, archs, data: Split) -> dict:
+    """Train with each layout, one network after another (1) and several at once by `vmap`."""
+    results = {}
+    for layout in ("patches", "convolution"):
+        for chunk in (1, 2, 4, 8):
+            chosen = dataclasses.replace(options, chunk=chunk)
+            results[f"{layout}, {chunk} at once"] = ours(chosen, archs, data, layout)
+    return results
+
+
 def main(options: Options) -> None:
     archs, data = np.asarray(NATS.sample(jax.random.key(1), options.archs)), digits()
     work = options.archs * options.seeds * options.steps
@@ -179,6 +192,13 @@ def main(options: Options) -> None:
     show(f"{options.archs} architectures × {options.seeds} seeds", columns, rows)
     if options.torch and result["pytorch"] is None:
         console.print("PyTorch cannot be imported: nothing to compare with")
+    if options.layouts:
+        result["layouts"] = compare_layouts(options, archs, data)
+        rows = [
+            [name, f"{work / one['seconds']:.0f}", f"{one['compiling']:.1f} s"]
+            for name, one in result["layouts"].items()
+        ]
+        show("layouts", ["", "architecture-steps per second", "compiling"], rows)
     write(options.out, result)
 
 

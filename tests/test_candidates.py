@@ -94,6 +94,7 @@ def test_a_search_spends_its_budget_on_different_architectures(name, run):
         assert trace.count.tolist() == counts
         running = np.maximum.accumulate(np.asarray(history.log_likelihoods))
         np.testing.assert_allclose(history.best, running)
+        assert history.log_likelihoods[history.best_index] == running[-1]
         assert jnp.isfinite(history.scores).all()
         np.testing.assert_array_equal(trace.scores[0, :], history.scores[6:10])
         np.testing.assert_allclose(trace.best, running[np.array(counts) - 1])

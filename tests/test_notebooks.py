@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom in a fresh kernel, and what is committed of them is sound."""
+"""The notebooks run from top to bottom in a fresh kernel; what is committed of them is sound."""
 
 from pathlib import Path
 

@@ -155,7 +155,7 @@ class TestDigits:
         best_of_all = table.probabilities[jnp.argmax(table.log_likelihoods)]
         assert log_likelihood(mixture, labels) > log_likelihood(best_of_all, labels)
         found = result.history
-        best = table.probabilities[space.index(found.archs[jnp.argmax(found.log_likelihoods)])]
+        best = table.probabilities[space.index(found.archs[found.best_index])]
         assert log_likelihood(mixture, labels) > log_likelihood(best, labels) + 5
 
     def test_another_name_is_refused(self):

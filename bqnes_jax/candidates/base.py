@@ -99,6 +99,11 @@ class History(NamedTuple):
         return self.evaluated & jnp.isfinite(self.log_likelihoods)
 
     @property
+    def best_index(self) -> Int32[Array, ""]:
+        """Which entry has the largest log-likelihood, of those that did not fail."""
+        return jnp.argmax(jnp.where(self.usable, self.log_likelihoods, -jnp.inf)).astype(jnp.int32)
+
+    @property
     def best(self) -> Float[Array, " budget"]:
         """The largest log-likelihood up to each entry, −inf before the first."""
         return lax.cummax(jnp.where(self.usable, self.log_likelihoods, -jnp.inf))
