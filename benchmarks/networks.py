@@ -23,9 +23,10 @@ from bqnes_jax import tables
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.config import PRESETS, RunConfig, load_data, train_config, updated
-from bqnes_jax.live import manifest_of, train_into
+from bqnes_jax.live import train_into
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
+from bqnes_jax.trainers import cell_trainer
 
 TASKS: dict[str, RunConfig] = {
     "digits": PRESETS["tiny"],
@@ -72,7 +73,8 @@ def train_missing(name, options: Options, numbers, seeds):
     """Return what networks [architecture, seed] predict for the test images, and those images."""
     dataset, data = load_data(TASKS[name])
     config = train_config(TASKS[name], dataset)
-    store = Store.open(options.stores / name, manifest_of(name, data, config, "float32"))
+    trainer = cell_trainer(name, data, config, "float32")
+    store = Store.open(options.stores / name, trainer.manifest)
     archs = np.asarray(NATS.from_index(numbers))
     done = 0
 
@@ -83,7 +85,7 @@ def train_missing(name, options: Options, numbers, seeds):
 
     with progress_bar(f"training on {name}") as progress:
         for seed in seeds:
-            train_into(store, archs, data, config, seed, count)
+            train_into(store, trainer, archs, seed, count)
     texts = [NATS.to_string(arch) for arch in archs]
     return [store.load(texts, seed) for seed in seeds], data
 

@@ -22,6 +22,7 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.data import NO_AUGMENTATION, Dataset, Split, load, split
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.models import NATSNetworkConfig
+from bqnes_jax.spaces import NATS, Space
 from bqnes_jax.training import TrainConfig
 
 SPACES = ("nats",)
@@ -194,6 +195,11 @@ def load_data(config: TaskConfig) -> tuple[Dataset, Split]:
     dataset = load(config.dataset, config.data.directory, config.data.size)
     data = config.data
     return dataset, split(dataset, data.split, seed=data.split_seed, file=data.split_file)
+
+
+def space_of(config: TaskConfig) -> Space:
+    """Return the search space of a task."""
+    return NATS
 
 
 def train_config(config: TaskConfig, dataset: Dataset) -> TrainConfig:

@@ -5,8 +5,7 @@ that was stopped, by Ctrl-C or by a crash, does the same steps again from there,
 anything twice, and ends with the same result.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,45 +14,21 @@ import numpy as np
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Evaluate, Pair, Result
 from bqnes_jax.candidates import History, Info, Outcome, SearchConfig, Strategy, record
-from bqnes_jax.data import Split, fingerprint
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.kernels import Kernel
-from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.base import Architectures, Space
-from bqnes_jax.store import Entry, Manifest, Store
-from bqnes_jax.training import TrainConfig, chunk_size, train_population, weight_count
+from bqnes_jax.store import Store
+from bqnes_jax.trainers import Trainer
 from bqnes_jax.types import PRNGKey
-
-# What changes how fast a network is trained, but not what it becomes.
-_ONLY_SPEED = ("seeds", "keep_weights", "chunk", "memory")
 
 Report = Callable[[Info, History], None]
 Count = Callable[[int], None]
 
 
-def manifest_of(dataset: str, data: Split, config: TrainConfig, dtype: str = "float16") -> Manifest:
-    """Describe the store of networks that are trained on these images in this way."""
-    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _ONLY_SPEED}
-    recipe["train_points"] = len(data.train.labels)
-    recipe["images"] = fingerprint(data)
-    shape = data.train.images.shape[1:]
-    return Manifest(
-        NATS.name,
-        dataset,
-        recipe,
-        len(data.valid.labels),
-        len(data.test.labels),
-        config.network.classes,
-        dtype,
-        weight_count(config.network, shape) if config.keep_weights else 0,
-    )
-
-
 def train_into(
     store: Store,
+    trainer: Trainer,
     archs: Architectures,
-    data: Split,
-    config: TrainConfig,
     seed: int = 0,
     report: Count | None = None,
 ) -> None:
@@ -62,42 +37,22 @@ def train_into(
     `report` is called with how many more of them are there, each time that some are stored.
     """
     check_whole("seed", seed, 0)
-    by_text = {NATS.to_string(arch): arch for arch in np.asarray(archs)}
+    by_text = {trainer.space.to_string(arch): arch for arch in np.asarray(archs)}
     missing = [key.arch for key in store.missing(by_text, [seed])]
     report = report or (lambda count: None)
     if len(missing) < len(archs):
         report(len(archs) - len(missing))
-    config = dataclasses.replace(config, seeds=1, keep_weights=store.manifest.weights > 0)
-    chunk = chunk_size(config, data, NATS.size)
-    for start in range(0, len(missing), chunk):
-        texts = missing[start : start + chunk]
+    for start in range(0, len(missing), trainer.chunk):
+        texts = missing[start : start + trainer.chunk]
         # Filled up with the last one, so that all chunks have the shape that is compiled.
-        padded = texts + [texts[-1]] * (chunk - len(texts))
-        population = train_population(
-            jax.random.key(seed), np.stack([by_text[text] for text in padded]), data, config
-        )
-        trained = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], population.trained)
-        seconds = float(population.seconds.sum()) / len(texts)
-        store.put(
-            Entry(
-                text,
-                seed,
-                "failed" if trained.failed[i] else "ok",
-                trained.valid_log_probs[i],
-                trained.test_log_probs[i],
-                float(trained.train_losses[i, -1]),
-                float(trained.valid_loss[i]),
-                _mean_loss(trained.test_log_probs[i], data.test.labels),
-                seconds,
-                trained.weights[i] if config.keep_weights else None,
-            )
-            for i, text in enumerate(texts)
-        )
+        padded = texts + [texts[-1]] * (trainer.chunk - len(texts))
+        entries = trainer.train(np.stack([by_text[text] for text in padded]), seed)
+        store.put(entries[: len(texts)])
         report(len(texts))
 
 
 def stored_evaluator(
-    store: Store, data: Split, config: TrainConfig, seed: int = 0, report: Count | None = None
+    store: Store, trainer: Trainer, seed: int = 0, report: Count | None = None
 ) -> Evaluate:
     """Return a function that trains architectures, or remembers what training them gave.
 
@@ -106,10 +61,10 @@ def stored_evaluator(
     """
 
     def evaluate(archs: Architectures) -> Outcome:
-        train_into(store, archs, data, config, seed, report)
-        texts = [NATS.to_string(arch) for arch in np.asarray(archs)]
+        train_into(store, trainer, archs, seed, report)
+        texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
         stored = store.load(texts, seed).valid_log_probs
-        log_probs = np.take_along_axis(stored, data.valid.labels[None, :, None], axis=2)[..., 0]
+        log_probs = np.take_along_axis(stored, trainer.valid_labels[None, :, None], axis=2)[..., 0]
         return Outcome(
             jnp.asarray(archs), jnp.asarray(log_probs.sum(axis=1)), jnp.asarray(log_probs)
         )
@@ -172,7 +127,3 @@ def run(
     strategy = candidates.make(algorithm.strategy, space, kernel, config)
     history, trace = search(strategy, config, key, evaluate, report)
     return algorithms.select_ensemble(algorithm.method, strategy, history, trace, size, config)
-
-
-def _mean_loss(log_probs: np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
-    return float(-np.mean(log_probs[np.arange(len(log_probs)), np.asarray(labels)]))

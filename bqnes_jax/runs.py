@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Int32
 
 from bqnes_jax import algorithms, candidates, live
-from bqnes_jax.config import PRESETS, RunConfig, configure, load_data, train_config, updated
+from bqnes_jax.config import PRESETS, RunConfig, configure, load_data, space_of, updated
 from bqnes_jax.data import Split, channel_moments, downsample, normalise
 from bqnes_jax.ensemble import ensemble_log_probabilities
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
@@ -39,8 +39,9 @@ from bqnes_jax.files import read_json, write_json, write_whole, writing
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.selection import methods, select
-from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces import Space
 from bqnes_jax.store import Store
+from bqnes_jax.trainers import make_trainer
 from bqnes_jax.training import in_batches, unravel_weights
 
 _CONFIG, _STORE, _SEARCH, _ENSEMBLE = "config.json", "store", "search.npz", "ensemble.json"
@@ -114,14 +115,14 @@ def search(
     config = configure(preset, **fields) if config is None else config
     algorithm = live.trainable(config.algorithm)
     dataset, data = load_data(config)
-    train = dataclasses.replace(train_config(config, dataset), keep_weights=True)
     search_config = algorithm.budgeted(config.search, config.ensemble_size)
-    strategy = candidates.make(algorithm.strategy, NATS, None, search_config)
+    strategy = candidates.make(algorithm.strategy, space_of(config), None, search_config)
 
     scratch = tempfile.TemporaryDirectory(prefix="bqnes-") if out is None else None
     directory = Path(scratch.name if scratch else out)
     _begin(directory, config)
-    store = Store.open(directory / _STORE, live.manifest_of(config.dataset, data, train))
+    trainer = make_trainer(config, dataset, data, keep_weights=True)
+    store = Store.open(directory / _STORE, trainer.manifest)
     done = 0
 
     def count(trained: int) -> None:
@@ -130,7 +131,7 @@ def search(
         if progress is not None:
             progress(done, search_config.budget)
 
-    evaluate = live.stored_evaluator(store, data, train, config.seed, count)
+    evaluate = live.stored_evaluator(store, trainer, config.seed, count)
     history, trace = live.search(strategy, search_config, jax.random.key(config.seed), evaluate)
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
     gram = strategy.gram(last, history.archs)
@@ -170,6 +171,11 @@ class Run:
     def store(self) -> Store:
         """What each candidate predicts."""
         return Store.open(self.directory / _STORE)
+
+    @property
+    def space(self) -> Space:
+        """What was searched."""
+        return space_of(self.config)
 
     @functools.cached_property
     def network(self) -> NATSNetworkConfig:
@@ -213,7 +219,7 @@ class Run:
 
     def test_log_probs(self, members: ArrayLike) -> Float[np.ndarray, "k m classes"]:
         """Return what candidates, by number, predict for the test images."""
-        texts = [NATS.to_string(self.found.archs[i]) for i in np.asarray(members)]
+        texts = [self.space.to_string(self.found.archs[i]) for i in np.asarray(members)]
         return self.store.load(texts, self.config.seed).test_log_probs
 
 
@@ -239,6 +245,11 @@ class Ensemble:
     def archs(self) -> Int[np.ndarray, "M length"]:
         """The architectures of the members."""
         return self.run.found.archs[self.members]
+
+    @property
+    def texts(self) -> list[str]:
+        """The architectures as text."""
+        return [self.run.space.to_string(arch) for arch in self.archs]
 
     @functools.cached_property
     def test_probabilities(self) -> Float[Array, "m classes"]:
@@ -275,14 +286,13 @@ class Ensemble:
                     "size": self.size,
                     "members": self.members.tolist(),
                     "weights": self.weights.tolist(),
-                    "architectures": [NATS.to_string(arch) for arch in self.archs],
+                    "architectures": self.texts,
                 },
             )
 
     @functools.cached_property
     def _weights(self) -> Float[np.ndarray, "M w"]:
-        read = (self.run.store.weights(NATS.to_string(a), self.run.config.seed) for a in self.archs)
-        return np.stack(list(read))
+        return np.stack([self.run.store.weights(t, self.run.config.seed) for t in self.texts])
 
 
 def measure(probabilities: ArrayLike, labels: ArrayLike) -> Metrics:

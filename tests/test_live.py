@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from bqnes_jax import live
+from bqnes_jax import live, trainers
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.data import NO_AUGMENTATION
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
+from bqnes_jax.trainers import cell_trainer
 from bqnes_jax.training import TrainConfig
 from tests.test_population import make_data
 
@@ -28,11 +29,11 @@ DATA = make_data()
 
 
 def open_store(folder):
-    return Store.open(folder, live.manifest_of("toy", DATA, TRAIN))
+    return Store.open(folder, cell_trainer("toy", DATA, TRAIN).manifest)
 
 
 def run(store, interrupt_after=None, report=None):
-    evaluate = live.stored_evaluator(store, DATA, TRAIN)
+    evaluate = live.stored_evaluator(store, cell_trainer("toy", DATA, TRAIN))
     calls = []
 
     def until_interrupted(archs):
@@ -60,13 +61,13 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_result(tmp_path, monkeypa
         run(open_store(tmp_path / "b"), interrupt_after=2)
     assert len(open_store(tmp_path / "b").keys()) == 5
     trained = []
-    train_population = live.train_population
+    train_population = trainers.train_population
 
     def counted(key, archs, *rest):
         trained.append(len({tuple(arch) for arch in archs.tolist()}))
         return train_population(key, archs, *rest)
 
-    monkeypatch.setattr(live, "train_population", counted)
+    monkeypatch.setattr(trainers, "train_population", counted)
     resumed = run(open_store(tmp_path / "b"))
     assert sum(trained) == 3, "only what was missing"
     jax.tree.map(np.testing.assert_array_equal, resumed, undisturbed)
@@ -89,4 +90,4 @@ def test_a_store_of_another_recipe_is_refused(tmp_path):
     open_store(tmp_path)
     other = TrainConfig(TRAIN.network, steps=4, batch=8, augment=NO_AUGMENTATION)
     with pytest.raises(BQNESError, match=r"config\.steps = 3, not 4"):
-        Store.open(tmp_path, live.manifest_of("toy", DATA, other))
+        Store.open(tmp_path, cell_trainer("toy", DATA, other).manifest)

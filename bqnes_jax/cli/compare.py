@@ -19,13 +19,13 @@ from bqnes_jax.cli.shell import (
     say,
     show_table,
 )
-from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data, train_config
+from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data
 from bqnes_jax.data import Split
 from bqnes_jax.files import write_whole, writing
-from bqnes_jax.live import manifest_of, stored_evaluator, train_into
+from bqnes_jax.live import stored_evaluator, train_into
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
-from bqnes_jax.training import TrainConfig
+from bqnes_jax.trainers import Trainer, make_trainer
 
 _ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S")
 _LIVE = ("Random", "NES-RE", "BQ-R", "BQ-S")
@@ -96,8 +96,8 @@ class CompareCommand:
 
     def _live(self, out: Path) -> list[comparison.Row]:
         dataset, data = load_data(self.task)
-        train = train_config(self.task, dataset)
-        store = Store.open(out / "store", manifest_of(self.task.dataset, data, train))
+        trainer = make_trainer(self.task, dataset, data)
+        store = Store.open(out / "store", trainer.manifest)
         trained = 0
 
         def count(more: int) -> None:
@@ -111,16 +111,16 @@ class CompareCommand:
             status.update(what)
 
         def predict(archs) -> jnp.ndarray:
-            texts = [NATS.to_string(arch) for arch in np.asarray(archs)]
+            texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
             log_probs = store.load(texts, self.task.seed).test_log_probs
             probabilities = np.exp(log_probs)
             return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))
 
         doing = ""
-        evaluate = stored_evaluator(store, data, train, self.task.seed, count)
+        evaluate = stored_evaluator(store, trainer, self.task.seed, count)
         with console(stderr=True).status("") as status:
             return comparison.compare_live(
-                NATS,
+                trainer.space,
                 evaluate,
                 predict,
                 jnp.asarray(data.test.labels),
@@ -165,17 +165,17 @@ class TabulateCommand:
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
         dataset, data = load_data(self.task)
-        train = train_config(self.task, dataset)
-        store = Store.open(folder, manifest_of(self.task.dataset, data, train, "float32"))
+        trainer = make_trainer(self.task, dataset, data, "float32")
+        store = Store.open(folder, trainer.manifest)
         interruptible(
-            lambda: self._tabulate(store, numbers, data, train),
+            lambda: self._tabulate(store, trainer, numbers, data),
             f"Stopped. What was trained is in {folder}; the same command goes on from there.",
         )
 
-    def _tabulate(self, store: Store, numbers: np.ndarray, data: Split, train: TrainConfig) -> None:
+    def _tabulate(self, store: Store, trainer: Trainer, numbers: np.ndarray, data: Split) -> None:
         archs = np.asarray(NATS.from_index(numbers))
         with progress_bar("training") as progress:
-            train_into(store, archs, data, train, self.task.seed, _counted(progress, len(archs)))
+            train_into(store, trainer, archs, self.task.seed, _counted(progress, len(archs)))
         stored = store.load([NATS.to_string(arch) for arch in archs], self.task.seed)
         accuracy = (stored.test_log_probs.argmax(-1) == data.test.labels).mean(axis=1)[stored.ok]
         show_table(

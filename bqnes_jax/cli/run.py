@@ -19,7 +19,6 @@ from bqnes_jax.config import PRESETS, RunConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import writing
 from bqnes_jax.runs import Metrics, Run, search
-from bqnes_jax.spaces import NATS
 
 _COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
 
@@ -165,8 +164,8 @@ def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
 
 def _show_members(run: Run, ensemble=None) -> None:
     ensemble = ensemble or run.saved_ensemble()
-    for arch, weight in zip(ensemble.archs, ensemble.weights, strict=True):
-        say(f"{weight:6.3f}  {NATS.to_string(arch)}")
+    for text, weight in zip(ensemble.texts, ensemble.weights, strict=True):
+        say(f"{weight:6.3f}  {text}")
 
 
 def _read_images(path: Path) -> np.ndarray:
