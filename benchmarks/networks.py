@@ -51,7 +51,7 @@ class Options:
 
     datasets: tuple[str, ...] = tuple(TASKS)
     """Which of the two."""
-    count: int = 256
+    count: int = 128
     """Architectures trained on CIFAR-10; of digits the package has 1,024."""
     repeated: int = 24
     """Architectures trained with several seeds."""
@@ -72,7 +72,7 @@ def accuracies(log_probs, labels):
 def train_missing(name, options: Options, numbers, seeds):
     """Return what networks [architecture, seed] predict for the test images, and those images."""
     dataset, data = load_data(TASKS[name])
-    config = train_config(TASKS[name], dataset)
+    config = train_config(TASKS[name], dataset.classes)
     trainer = cell_trainer(name, data, config, "float32")
     store = Store.open(options.stores / name, trainer.manifest)
     archs = np.asarray(NATS.from_index(numbers))

@@ -21,11 +21,11 @@ import yaml
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.data import NO_AUGMENTATION, Dataset, Split, load, split
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.models import NATSNetworkConfig
+from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.spaces import NATS, Space
-from bqnes_jax.training import TrainConfig
+from bqnes_jax.training import SupernetConfig, TrainConfig
 
-SPACES = ("nats",)
+SPACES = ("nats", "slimmable")
 Config = TypeVar("Config")
 
 
@@ -58,8 +58,10 @@ class TaskConfig:
         dataset: a name that `bqnes data list` shows, or the path of an .npz with x and y.
         seed: of the weights, and of the search.
         data: which images are used for what.
-        train: how each network is trained. It has as many classes as the data set, whatever is
-            said here.
+        train: how each network of the space nats is trained. It has as many classes as the data
+            set, whatever is said here.
+        supernet: how the one network of the space slimmable is trained, of which all others are
+            slices; likewise.
     """
 
     space: str = "nats"
@@ -67,6 +69,7 @@ class TaskConfig:
     seed: int = 0
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    supernet: SupernetConfig = dataclasses.field(default_factory=SupernetConfig)
 
     def __post_init__(self):
         check_choice("space", self.space, SPACES)
@@ -98,8 +101,25 @@ class RunConfig(TaskConfig):
 # Few training images, so that the best single network leaves room for an ensemble.
 _FEW_DIGITS = DataConfig(split=(300, 600, 600))
 
+# The strides of 8×8 images; the space is as large as ever.
+_TINY_SUPERNET = SupernetConfig(
+    MobileNetConfig(
+        channels=(8, 8, 12, 12, 16, 16, 24),
+        strides=(1, 2, 1, 2, 1, 1, 1),
+        expansion=2,
+        stem=8,
+        head=64,
+    ),
+    steps=800,
+    batch=64,
+    augment=NO_AUGMENTATION,
+    recalibration_batches=4,
+    save_every=100,
+)
+
 PRESETS: dict[str, RunConfig] = {
     "tiny": RunConfig(
+        supernet=_TINY_SUPERNET,
         search=SearchConfig(initial=10, budget=40, batch=4),
         data=_FEW_DIGITS,
         train=TrainConfig(
@@ -107,6 +127,7 @@ PRESETS: dict[str, RunConfig] = {
         ),
     ),
     "small": RunConfig(
+        supernet=_TINY_SUPERNET,
         search=SearchConfig(initial=10, budget=100, batch=4),
         data=_FEW_DIGITS,
         train=TrainConfig(
@@ -199,18 +220,24 @@ def load_data(config: TaskConfig) -> tuple[Dataset, Split]:
 
 def space_of(config: TaskConfig) -> Space:
     """Return the search space of a task."""
-    return NATS
+    return NATS if config.space == "nats" else config.supernet.network.space
 
 
-def train_config(config: TaskConfig, dataset: Dataset) -> TrainConfig:
+def train_config(config: TaskConfig, classes: int) -> TrainConfig:
     """Return how networks are trained: with as many classes as the data set has."""
     if config.train.seeds != 1:
         raise BQNESError(
             f"train.seeds is {config.train.seeds}; a search trains each architecture once: leave "
             "it at 1, and change seed to train from other weights."
         )
-    network = dataclasses.replace(config.train.network, classes=dataset.classes)
+    network = dataclasses.replace(config.train.network, classes=classes)
     return dataclasses.replace(config.train, network=network)
+
+
+def supernet_config(config: TaskConfig, classes: int) -> SupernetConfig:
+    """Return how the supernet is trained: with as many classes as the data set has."""
+    network = dataclasses.replace(config.supernet.network, classes=classes)
+    return dataclasses.replace(config.supernet, network=network)
 
 
 def _fits(hint: object, value: object) -> bool:
@@ -220,6 +247,7 @@ def _fits(hint: object, value: object) -> bool:
     if origin is typing.Literal:
         return value in parts
     if origin is tuple:
+        parts = parts[:1] * len(value) if parts[-1] is ... and isinstance(value, tuple) else parts
         same = isinstance(value, tuple) and len(value) == len(parts)
         return same and all(map(_fits, parts, value))
     if hint is float:
@@ -235,7 +263,8 @@ def _described(hint: object) -> str:
     if origin is typing.Literal:
         return " or ".join(map(repr, parts))
     if origin is tuple:
-        return f"a list of {len(parts)}, each {_described(parts[0])}"
+        length = "" if parts[-1] is ... else f" of {len(parts)}"
+        return f"a list{length}, each {_described(parts[0])}"
     if dataclasses.is_dataclass(hint):
         return "fields: " + ", ".join(field.name for field in dataclasses.fields(hint))
     return names.get(hint, str(hint))

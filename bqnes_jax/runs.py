@@ -9,6 +9,8 @@ there, and other ensembles can be selected from the same candidates without trai
 
     config.json     the config, and the versions it ran with
     store/          what each network predicts, and its weights
+    supernet/       checkpoints of the one network that all candidates are slices of, if they are
+    supernet.npy    its weights
     search.npz      the candidates in their order, how alike they are, what was believed
     ensemble.json   the members and weights of the ensemble that was selected
 """
@@ -31,7 +33,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Int32
 
 from bqnes_jax import algorithms, candidates, live
-from bqnes_jax.config import PRESETS, RunConfig, configure, load_data, space_of, updated
+from bqnes_jax.config import (
+    PRESETS,
+    RunConfig,
+    configure,
+    load_data,
+    space_of,
+    supernet_config,
+    train_config,
+    updated,
+)
 from bqnes_jax.data import Split, channel_moments, downsample, normalise
 from bqnes_jax.ensemble import ensemble_log_probabilities
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
@@ -42,9 +53,16 @@ from bqnes_jax.selection import methods, select
 from bqnes_jax.spaces import Space
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import make_trainer
-from bqnes_jax.training import in_batches, unravel_weights
+from bqnes_jax.training import (
+    SupernetConfig,
+    in_batches,
+    predict_slices,
+    unravel_params,
+    unravel_weights,
+)
 
 _CONFIG, _STORE, _SEARCH, _ENSEMBLE = "config.json", "store", "search.npz", "ensemble.json"
+_SHARED = "supernet.npy"
 _BATCH = 256  # images predicted at a time
 _PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -95,6 +113,7 @@ def search(
     config: RunConfig | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    supernet_progress: Progress | None = None,
     preset: str = "tiny",
     **fields: object,
 ) -> "Run":
@@ -105,6 +124,7 @@ def search(
         out: the directory of the run; one that was begun with the same config goes on from there.
             By default a temporary one, which is removed with the result.
         progress: called with (how many networks are trained, how many there will be).
+        supernet_progress: called with (step, steps) of the training of a supernet.
         preset: "tiny", "small" or "paper", unless a config is given.
         **fields: of `RunConfig` and `SearchConfig`, instead of those of the preset.
     """
@@ -121,8 +141,12 @@ def search(
     scratch = tempfile.TemporaryDirectory(prefix="bqnes-") if out is None else None
     directory = Path(scratch.name if scratch else out)
     _begin(directory, config)
-    trainer = make_trainer(config, dataset, data, keep_weights=True)
+    trainer = make_trainer(
+        config, dataset, data, directory, keep_weights=True, progress=supernet_progress
+    )
     store = Store.open(directory / _STORE, trainer.manifest)
+    if trainer.shared is not None:
+        _save_array(directory / _SHARED, trainer.shared)
     done = 0
 
     def count(trained: int) -> None:
@@ -176,11 +200,6 @@ class Run:
     def space(self) -> Space:
         """What was searched."""
         return space_of(self.config)
-
-    @functools.cached_property
-    def network(self) -> NATSNetworkConfig:
-        """The networks that were trained."""
-        return dataclasses.replace(self.config.train.network, classes=int(self.found.classes))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -270,10 +289,16 @@ class Ensemble:
         """
         run = self.run
         images = _as_images(images, run.found.image_shape, run.config.data.size)
-        weights = self._weights
-        log_probs = _predict(
-            run.network, weights, self.archs.astype(np.int32), images, run.found.moments
-        )
+        archs, classes = self.archs.astype(np.int32), int(run.found.classes)
+        if run.config.space == "nats":
+            network = train_config(run.config, classes).network
+            log_probs = _predict(network, self._weights, archs, images, run.found.moments)
+        else:
+            supernet = supernet_config(run.config, classes)
+            shared = _read_array(run.directory / _SHARED)
+            log_probs = _predict_slices(
+                supernet, shared, self._weights, archs, images, run.found.moments
+            )
         return jnp.exp(ensemble_log_probabilities(self.weights, log_probs))
 
     def save(self) -> None:
@@ -318,6 +343,19 @@ def _predict(
         return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
 
     return jnp.moveaxis(in_batches(of_batch, images, _BATCH), 1, 0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict_slices(
+    config: SupernetConfig,
+    shared: Float[Array, " w"],
+    statistics: Float[Array, "M s"],
+    archs: Int32[Array, "M length"],
+    images: Array,
+    moments: Float[Array, "2 channels"],
+) -> Float[Array, "M n classes"]:
+    params = unravel_params(shared, config.network, images.shape[1:])
+    return predict_slices(config, params, statistics, archs, images, tuple(moments))
 
 
 def _as_images(images: ArrayLike, shape: np.ndarray, size: int | None) -> np.ndarray:
@@ -392,6 +430,23 @@ def _found(history, trace, gram, data: Split, classes: int) -> Found:
         np.array(classes),
     )
     return Found(*map(np.asarray, values))
+
+
+def _save_array(path: Path, array: np.ndarray) -> None:
+    content = io.BytesIO()
+    np.save(content, array)
+    with writing(str(path)):
+        write_whole(path, content.getvalue())
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        with path.open("rb") as file:
+            return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        raise BQNESError(
+            f"{path} is damaged or not there; give the command of the run again."
+        ) from None
 
 
 def _read_found(path: Path) -> Found:

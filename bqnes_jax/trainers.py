@@ -2,20 +2,36 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
-from bqnes_jax.config import TaskConfig, train_config
+from bqnes_jax.config import TaskConfig, supernet_config, train_config
 from bqnes_jax.data import Dataset, Split, fingerprint
+from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.base import Space
 from bqnes_jax.store import Entry, Manifest
-from bqnes_jax.training import TrainConfig, chunk_size, train_population, weight_count
+from bqnes_jax.training import (
+    SupernetConfig,
+    TrainConfig,
+    chunk_size,
+    make_supernet,
+    train_population,
+    train_supernet,
+    weight_count,
+)
+
+_SLICES = 4  # evaluated at once
 
 # What changes how fast a network is trained, but not what it becomes.
-_ONLY_SPEED = ("seeds", "keep_weights", "chunk", "memory")
+_ONLY_SPEED = ("seeds", "keep_weights", "chunk", "memory", "save_every")
 
 
 class Trainer(NamedTuple):
@@ -27,6 +43,7 @@ class Trainer(NamedTuple):
         valid_labels: the classes of the validation points.
         chunk: how many architectures are trained at once; it is always called with so many.
         train: a function (architectures, seed) -> entries.
+        shared: weights that all networks have in common, as one vector; None where there are none.
     """
 
     space: Space
@@ -34,17 +51,24 @@ class Trainer(NamedTuple):
     valid_labels: np.ndarray
     chunk: int
     train: Callable[[np.ndarray, int], list[Entry]]
+    shared: Float[np.ndarray, " w"] | None = None
 
 
 def make_trainer(
     task: TaskConfig,
     dataset: Dataset,
     data: Split,
+    directory: Path,
     dtype: str = "float16",
     keep_weights: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Trainer:
-    """Make the trainer of a task."""
-    config = dataclasses.replace(train_config(task, dataset), keep_weights=keep_weights)
+    """Make the trainer of a task; a supernet is trained first, or read from the directory."""
+    if task.space == "slimmable":
+        supernet = supernet_config(task, dataset.classes)
+        params = _trained_supernet(task.seed, data, supernet, directory / "supernet", progress)
+        return slice_trainer(task.dataset, data, supernet, params, dtype)
+    config = dataclasses.replace(train_config(task, dataset.classes), keep_weights=keep_weights)
     return cell_trainer(task.dataset, data, config, dtype)
 
 
@@ -77,6 +101,58 @@ def cell_trainer(dataset: str, data: Split, config: TrainConfig, dtype: str = "f
 
     chunk = chunk_size(config, data, NATS.size)
     return Trainer(NATS, manifest, np.asarray(data.valid.labels), chunk, train)
+
+
+def _trained_supernet(
+    seed: int, data: Split, config: SupernetConfig, directory: Path, progress
+) -> dict:
+    total = config.steps or config.epochs * (len(data.train.labels) // config.batch)
+
+    def report(step: int, loss: float) -> None:
+        if progress is not None:
+            progress(step, total)
+
+    state = train_supernet(jax.random.key(seed), data, config, directory, report)
+    if not bool(state.healthy):
+        raise BQNESError(
+            f"the supernet's loss is not finite at step {int(state.step)}; lower "
+            f"supernet.learning_rate (it is {config.learning_rate}) and remove {directory}."
+        )
+    return state.params
+
+
+def slice_trainer(
+    dataset: str, data: Split, config: SupernetConfig, params: dict, dtype: str = "float16"
+) -> Trainer:
+    """Evaluate slices of a trained supernet; what is kept of each is its batch-norm statistics."""
+    space, evaluate = config.network.space, jax.jit(make_supernet(config).evaluate)
+    on_device = jax.device_put(data)
+    one = jnp.asarray(space.largest)[None]
+    statistics = jax.eval_shape(make_supernet(config).evaluate, params, one, on_device).batch_stats
+    manifest = manifest_of(space.name, dataset, data, config, dtype, statistics.shape[1])
+
+    def train(archs: np.ndarray, seed: int) -> list[Entry]:
+        started = perf_counter()
+        slices = jax.device_get(evaluate(params, jnp.asarray(archs), on_device))
+        seconds = (perf_counter() - started) / len(archs)
+        return [
+            Entry(
+                space.to_string(arch),
+                seed,
+                "failed" if slices.failed[i] else "ok",
+                slices.valid_log_probs[i],
+                slices.test_log_probs[i],
+                valid_loss=float(slices.valid_loss[i]),
+                test_loss=mean_loss(slices.test_log_probs[i], data.test.labels),
+                seconds=seconds,
+                weights=slices.batch_stats[i],
+            )
+            for i, arch in enumerate(archs)
+        ]
+
+    shared = np.asarray(ravel_pytree(params)[0], np.float32)
+    labels = np.asarray(data.valid.labels)
+    return Trainer(space, manifest, labels, _SLICES, train, shared)
 
 
 def manifest_of(

@@ -44,7 +44,7 @@ def test_a_config_survives_json(preset):
         ("data: {split: [1, 2]}", r"data\.split is \(1, 2\); it must be a list of 3"),
         ("train: {network: {layout: fast}}", r"layout is 'fast'; it must be 'auto' or"),
         ("train: 3", r"train is 3; it must be fields: network, seeds"),
-        ("space: moon", "space is 'moon'; allowed are 'nats'"),
+        ("space: moon", "space is 'moon'; allowed are 'nats', 'slimmable'"),
         ("- seed", r"c\.yaml holds no fields"),
         ("seed: [", r"c\.yaml is neither YAML nor JSON"),
     ],
@@ -65,11 +65,11 @@ def test_other_things_that_are_refused(tmp_path):
         configure("tiny", tmp_path / "none.yaml")
     config = updated(PRESETS["tiny"], {"train": {"seeds": 2}})
     with pytest.raises(BQNESError, match=r"train\.seeds is 2"):
-        train_config(config, load_data(config)[0])
+        train_config(config, 10)
 
 
 def test_the_number_of_classes_is_that_of_the_data():
     config = updated(PRESETS["tiny"], {"train": {"network": {"classes": 77}}, "data": {"size": 4}})
     dataset, data = load_data(config)
-    assert train_config(config, dataset).network.classes == 10
+    assert train_config(config, dataset.classes).network.classes == 10
     assert data.train.images.shape == (300, 4, 4, 1) and len(data.test.labels) == 600

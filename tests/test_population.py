@@ -18,7 +18,14 @@ from bqnes_jax.data import (
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
-from bqnes_jax.training import TrainConfig, chunk_size, make_train, train_population
+from bqnes_jax.training import (
+    TrainConfig,
+    chunk_size,
+    make_train,
+    train_population,
+    unravel_weights,
+    weight_count,
+)
 
 NETWORK = NATSNetworkConfig(channels=1, cells=1, classes=3)
 CONFIG = TrainConfig(NETWORK, seeds=2, steps=5, batch=8, augment=AugmentConfig(), chunk=3)
@@ -135,6 +142,26 @@ def test_a_failed_member_is_marked_and_disturbs_no_other(key):
         assert np.isnan(leaf[1]).all()
     lost = np.isnan(mixed.train_losses[1])
     assert lost.any() and (np.diff(lost.astype(int)) >= 0).all(), "frozen from then on"
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_bfloat16_trains_and_the_weights_that_are_kept_predict_the_same(key):
+    network = dataclasses.replace(NETWORK, bfloat16=True)
+    config = dataclasses.replace(CONFIG, network=network, seeds=1, keep_weights=True, steps=20)
+    data, archs = make_data(), jnp.asarray(ARCHS[:3], jnp.int32)
+    trained = train_population(key, archs, data, config).trained
+    losses = np.asarray(trained.train_losses[:2, 0])
+    assert not trained.failed.any() and (losses[:, -3:].mean(1) < losses[:, :3].mean(1)).all()
+
+    assert trained.weights.shape == (3, 1, weight_count(network, (4, 4, 1)))
+    assert trained.weights.dtype == jnp.float32
+    variables = unravel_weights(trained.weights[:, 0], network, (4, 4, 1))
+    images = normalise(
+        jnp.asarray(data.test.images), *channel_moments(jnp.asarray(data.train.images))
+    )
+    apply = jax.jit(jax.vmap(NATSNetwork(network).apply, (0, 0, None)))
+    log_probs = jax.nn.log_softmax(apply(variables, archs, images))
+    close(log_probs, trained.test_log_probs[:, 0], 2e-2)  # other batches round otherwise
 
 
 def test_augmentation_flips_and_shifts(key):

@@ -19,7 +19,14 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_json
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import disagreement, ece
-from bqnes_jax.report import plots, predict_each, rank_correlation, summary, write_report
+from bqnes_jax.report import (
+    architectures,
+    plots,
+    predict_each,
+    rank_correlation,
+    summary,
+    write_report,
+)
 from bqnes_jax.runs import Ensemble, Found, Run
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Entry, Manifest, Store
@@ -126,7 +133,7 @@ SECTIONS = [
     "Results",
     "Calibration",
     "Weights",
-    "Cells",
+    "Architectures",
     "Search",
     "Map",
     "Surrogate",
@@ -196,12 +203,12 @@ def test_the_page_needs_nothing_else(written):
 def test_the_files_of_the_figures(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "plots").mkdir()
-    for name in ("cell-77.png", "mine.png"):
+    for name in ("architecture-77.png", "mine.png"):
         (tmp_path / "plots" / name).write_bytes(b"")
     assert write_report(run, tmp_path) == tmp_path / "report.html"
     members = run.saved_ensemble().members
     names = {"reliability", "reliability-single", "weights", "likelihoods", "evidence", "map"}
-    names |= {"surrogate", "disagreement", *(f"cell-{i}" for i in members)}
+    names |= {"surrogate", "disagreement", *(f"architecture-{i}" for i in members)}
     files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
     assert set(files) == {f"{n}.{form}" for n in names for form in ("png", "pdf")} | {"mine.png"}
     for name in names:
@@ -278,7 +285,7 @@ def test_candidates_are_predicted_from_those_before_them(tmp_path):
     found, search = run.found, run.config.search
     counts = jnp.array([5, 7])
     archs, values = jnp.asarray(found.archs), jnp.asarray(found.log_likelihoods)
-    mean, sd, log_scale = predict_each(archs, values, counts, search.warp, search.fit)
+    mean, sd, log_scale = predict_each(archs, values, counts, search.warp, search.fit, NATS)
     assert np.isnan(mean[:5]).all()
     for first, last in ((5, 7), (7, 9)):
         mask = (np.arange(COUNT) < first) & np.isfinite(found.log_likelihoods)
@@ -329,13 +336,13 @@ def test_figures_show_what_was_measured(tmp_path):
     heat = drawn["disagreement"].axes[0].images[0].get_array()
     probabilities = report._member_probabilities(ensemble)
     np.testing.assert_allclose(heat, 100 * disagreement(probabilities).pairwise, rtol=1e-5)
-    cell = drawn[f"cell-{ensemble.members[0]}"].axes[0]
+    cell = drawn[f"architecture-{ensemble.members[0]}"].axes[0]
     names = [text.get_text() for text in cell.texts]
     assert len(names) == 4 + np.sum(ensemble.archs[0] != 0)
 
 
 def test_labels_of_a_cell_do_not_overlap():
-    figure = plots.cell(np.full(6, 3), "")
+    figure = architectures.cell(np.full(6, 3), "")
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 10
@@ -343,7 +350,9 @@ def test_labels_of_a_cell_do_not_overlap():
 
 
 def test_svg_is_sound():
-    svg = report.html.to_svg("x", 'a "quoted" & <strange> name', plots.cell(np.arange(6) % 5, "#1"))
+    svg = report.html.to_svg(
+        "x", 'a "quoted" & <strange> name', architectures.cell(np.arange(6) % 5, "#1")
+    )
     assert xml.etree.ElementTree.fromstring(svg).get("aria-label") == 'a "quoted" & <strange> name'
 
 

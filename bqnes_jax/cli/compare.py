@@ -96,7 +96,7 @@ class CompareCommand:
 
     def _live(self, out: Path) -> list[comparison.Row]:
         dataset, data = load_data(self.task)
-        trainer = make_trainer(self.task, dataset, data)
+        trainer = make_trainer(self.task, dataset, data, out)
         store = Store.open(out / "store", trainer.manifest)
         trained = 0
 
@@ -165,7 +165,7 @@ class TabulateCommand:
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
         dataset, data = load_data(self.task)
-        trainer = make_trainer(self.task, dataset, data, "float32")
+        trainer = make_trainer(self.task, dataset, data, folder, "float32")
         store = Store.open(folder, trainer.manifest)
         interruptible(
             lambda: self._tabulate(store, trainer, numbers, data),

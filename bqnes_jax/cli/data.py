@@ -8,7 +8,7 @@ import tyro
 
 from bqnes_jax.cli.shell import say, show_table
 from bqnes_jax.data import PUBLISHED, available, data_directory, how_to_get, prepare
-from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces import NATS, SLIMMABLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +60,12 @@ class SpacesCommand:
     def __call__(self) -> None:
         """Do it."""
         rows = [
+            [NATS.name, f"{NATS.size:,}", "cells of NATS-Bench: 6 edges × 5 operations", "WL"],
             [
-                NATS.name,
-                f"{NATS.size:,}",
-                "cells of NATS-Bench (topology), 6 edges × 5 operations",
-                "WL",
-            ]
+                SLIMMABLE.name,
+                f"{SLIMMABLE.count:.1e}",
+                "slices of a MobileNetV2: 7 blocks × up to 4 layers × 3 widths",
+                "RBF",
+            ],
         ]
         show_table(["space", "architectures", "what", "kernel"], rows, names=4)

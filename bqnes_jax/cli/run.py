@@ -1,6 +1,7 @@
 """Commands about one run: `run`, `reselect`, `predict`, `report`."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,7 +62,8 @@ class RunCommand:
         from bqnes_jax.report import summary, write_report  # matplotlib takes a second to import
 
         with progress_bar("training") as progress:
-            run = search(config, out, progress)
+            of_supernet = functools.partial(progress, what="training the supernet")
+            run = search(config, out, progress, of_supernet)
         candidates = len(run.found.archs)
         title = f"{config.dataset}: test data, {candidates} candidates by {config.algorithm}"
         _show_metrics([(row.name, row.size, row.metrics) for row in summary(run)], title)

@@ -45,8 +45,8 @@ def show_table(columns: list[str], rows: list[list[str]], names: int = 1, title:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function (done, total): a bar with the time left, or lines without a terminal.
+def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+    """Yield a function (done, total, what): a bar with the time left, or lines without a terminal.
 
     All of it goes to the standard error, so that the output is the result alone.
     """
@@ -65,20 +65,19 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=out) as bar:
         task = bar.add_task(f"{what} (compiling first)", total=None)
 
-        def update(done: int, total: int) -> None:
+        def update(done: int, total: int, what: str = what) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
         yield update
 
 
-def _lines(out: Console, what: str) -> Callable[[int, int], None]:
-    shown = -1
+def _lines(out: Console, what: str) -> Callable[..., None]:
+    shown: dict[str, int] = {}
 
-    def update(done: int, total: int) -> None:
-        nonlocal shown
+    def update(done: int, total: int, what: str = what) -> None:
         tenth = 10 * done // max(total, 1)
-        if tenth > shown:
-            shown = tenth
+        if tenth > shown.get(what, -1):
+            shown[what] = tenth
             out.print(f"{what}: {done} of {total}")
 
     return update

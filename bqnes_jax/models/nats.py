@@ -99,8 +99,8 @@ class NATSNetwork(nn.Module):
         >>> network = NATSNetwork(NATSNetworkConfig(channels=4, cells=1))
         >>> images = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
         >>> archs = NATS.sample(jax.random.key(1), 3)
-        >>> variables = network.init(jax.random.key(2), archs[0], images)
-        >>> jax.vmap(network.apply, (None, 0, None))(variables, archs, images).shape
+        >>> variables = jax.jit(network.init)(jax.random.key(2), archs[0], images)
+        >>> jax.jit(jax.vmap(network.apply, (None, 0, None)))(variables, archs, images).shape
         (3, 2, 10)
     """
 

@@ -30,11 +30,11 @@ from bqnes_jax.metrics import (
     per_member,
     reliability_curve,
 )
-from bqnes_jax.report import html, plots
+from bqnes_jax.report import architectures, html, plots
 from bqnes_jax.report.html import Drawing, Row, Section
 from bqnes_jax.report.plots import Predicted, signed
 from bqnes_jax.runs import Ensemble, Run
-from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces import Space
 from bqnes_jax.surrogates import FitConfig, WarpConfig, wsabi
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
 
 _METHODS = ("restack", "recombine", "beam", "corrective")
 # The figures that are not in every report: an older one's must not stay beside a new page.
-_MAY_BE_OLD = re.compile(r"(cell-\d+|evidence|surrogate|disagreement)\.(png|pdf)")
+_MAY_BE_OLD = re.compile(r"(architecture-\d+|evidence|surrogate|disagreement)\.(png|pdf)")
 
 
 def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
@@ -94,20 +94,21 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     return directory / "report.html"
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
 def predict_each(
     archs: Int[Array, "n length"],
     log_likelihoods: Float[Array, " n"],
     counts: Int[Array, " T"],
     warp: WarpConfig,
     fit: FitConfig,
+    space: Space,
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
     """Predict each candidate from those before its step: mean, standard deviation, log-scale.
 
     `counts` tells how many candidates there were before each step. A candidate from before the
     first has no prediction: NaN.
     """
-    kernel, places = default_kernel(NATS), jnp.arange(len(archs))
+    kernel, places = default_kernel(space), jnp.arange(len(archs))
 
     def after(count: Int[Array, ""]) -> tuple[Array, Array, Array]:
         mask = (places < count) & jnp.isfinite(log_likelihoods)
@@ -211,10 +212,8 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
     figure = plots.weights(members, ensemble.weights, *alone)
     yield Drawing("weights", "weight of each member", figure)
     for member, arch, weight in zip(members, ensemble.archs, ensemble.weights, strict=True):
-        text = NATS.to_string(arch)
-        yield Drawing(
-            f"cell-{member}", f"cell {text}", plots.cell(arch, f"#{member}, weight {weight:.2f}")
-        )
+        figure = architectures.draw(run.space, arch, f"#{member}, weight {weight:.2f}")
+        yield Drawing(f"architecture-{member}", run.space.to_string(arch), figure)
     initial = int(found.counts[0])
     figure = plots.likelihoods(found.log_likelihoods, members, initial)
     yield Drawing("likelihoods", "log-likelihood of each candidate", figure)
@@ -257,6 +256,7 @@ def _predicted(run: Run) -> Predicted:
         jnp.asarray(counts),
         search.warp,
         search.fit,
+        run.space,
     )
     actual = found.log_likelihoods / search.warp.temperature
     known = np.isfinite(actual) & (np.arange(len(actual)) >= counts[0])
@@ -281,7 +281,7 @@ def _sections(
         "Results": html.table(rows, own),
         "Calibration": drawn("reliability", "reliability-single"),
         "Weights": drawn("weights"),
-        "Cells": drawn(*(f"cell-{member}" for member in ensemble.members)),
+        "Architectures": drawn(*(f"architecture-{member}" for member in ensemble.members)),
         "Search": drawn("likelihoods", "evidence"),
         "Map": drawn("map"),
         "Surrogate": drawn_or("surrogate", "No candidate was trained after the first ones."),
@@ -292,9 +292,12 @@ def _sections(
     }
     if "evidence" not in drawings:
         bodies["Search"] += html.paragraph("The evidence was never positive.")
-    temperature = ensemble.run.config.search.warp.temperature
+    fills = {
+        "temperature": ensemble.run.config.search.warp.temperature,
+        "drawing": architectures.how_to_read(ensemble.run.space),
+    }
     return [
-        Section(title, html.HOW_TO_READ[title].format(temperature=temperature), body)
+        Section(title, html.HOW_TO_READ[title].format(**fills), body)
         for title, body in bodies.items()
     ]
 

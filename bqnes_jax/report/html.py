@@ -81,10 +81,7 @@ HOW_TO_READ = {
         "How much each member counts; below its number, what it does alone on the test images: "
         "accuracy and log-likelihood."
     ),
-    "Cells": (
-        "What the members are built of: an arrow is an operation that leads from one node to "
-        "another, a thin grey one passes on what it gets, and no arrow means no connection."
-    ),
+    "Architectures": "What the members are built of: {drawing}.",
     "Search": (
         "How well each candidate explains the validation images, with triangles for those far "
         "below; and log Ẑ, the logarithm of the tempered likelihood averaged over the whole space "

@@ -13,27 +13,16 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.ticker import MaxNLocator
 
 from bqnes_jax.metrics import ReliabilityCurve
-from bqnes_jax.spaces.nats import EDGES, OPERATIONS
 
 WIDTH, HEIGHT = 3.6, 2.9  # inches; at 96 to the inch, what a telephone shows
-_TEXT, _SMALL = 9, 8
+TEXT, SMALL = 9, 8
 
 # Colours that people with any colour vision tell apart (Okabe and Ito).
-_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
-_PALE, _GREY, _INK = "#A9CCE3", "#8A8A8A", "#222222"
-
-_LOOKS = {  # operation: what it is called, colour, line width
-    "skip_connect": ("skip", _GREY, 0.9),
-    "nor_conv_1x1": ("conv 1×1", _GREEN, 2.0),
-    "nor_conv_3x3": ("conv 3×3", _BLUE, 2.0),
-    "avg_pool_3x3": ("pool 3×3", _ORANGE, 2.0),
-}
-# How far each edge bends, in parts of its length; upwards is negative.
-_BENDS = {(0, 1): 0, (1, 2): 0, (2, 3): 0, (0, 2): -0.68, (1, 3): 0.68, (0, 3): -0.8}
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+PALE, GREY, INK = "#A9CCE3", "#8A8A8A", "#222222"
 
 
 class Predicted(NamedTuple):
@@ -61,13 +50,13 @@ def reliability(curve: ReliabilityCurve, title: str) -> Figure:
     centres = (np.arange(len(count)) + 0.5) * width
     used = count > 0
     _style(above, title, "", "accuracy")
-    above.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=(0, (4, 3)))
-    above.bar(centres[used], accuracy[used], 0.88 * width, color=_PALE)
+    above.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    above.bar(centres[used], accuracy[used], 0.88 * width, color=PALE)
     ends = centres[used] - 0.44 * width, centres[used] + 0.44 * width
-    above.hlines(confidence[used], *ends, color=_INK, linewidth=1.8)
+    above.hlines(confidence[used], *ends, color=INK, linewidth=1.8)
     above.set(xlim=(0, 1), ylim=(0, 1.03))
     _style(below, "", "confidence", "images")
-    below.bar(centres[used], count[used], 0.88 * width, color=_GREY)
+    below.bar(centres[used], count[used], 0.88 * width, color=GREY)
     for centre, number in zip(centres[used], count[used], strict=True):
         _note(below, f"{number:.0f}", (centre, number), (0, 1), "center", 7)
     below.set(ylim=(0, 1.45 * max(count.max(), 1)), yticks=[])
@@ -83,7 +72,7 @@ def weights(
     """Draw the weights of the members, each with what it does alone."""
     figure, axes = _figure("Weights of the members", "weight", "", 1.1 + 0.42 * len(members))
     places = np.arange(len(members))
-    axes.barh(places, values, 0.55, color=_BLUE)
+    axes.barh(places, values, 0.55, color=BLUE)
     for place, value in zip(places, values, strict=True):
         _note(axes, f"{value:.2f}", (value, place), (4, -3), "left")
     alone = zip(members, accuracies, log_likelihoods, strict=True)
@@ -92,24 +81,6 @@ def weights(
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, 1.18 * max(values)), ylim=(len(members) - 0.45, -0.55))
     axes.spines["left"].set_color("#CCCCCC")
-    return figure
-
-
-def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
-    """Draw a cell of the NATS space: its nodes in a row, its operations as arrows."""
-    figure = Figure(figsize=(WIDTH, 2.45), layout="constrained", facecolor="white")
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=_TEXT, color=_INK, loc="left")
-    axes.set(xlim=(-0.25, 3.25), ylim=(-0.8, 1.32), aspect="equal")
-    axes.axis("off")
-    for edge, operation in zip(EDGES, arch, strict=True):
-        if OPERATIONS[operation] in _LOOKS:
-            _arrow(axes, edge, *_LOOKS[OPERATIONS[operation]])
-    for place, name in enumerate(("in", "1", "2", "out")):
-        axes.add_patch(
-            Circle((place, 0), 0.17, facecolor="white", edgecolor=_INK, linewidth=1.2, zorder=3)
-        )
-        axes.text(place, 0, name, ha="center", va="center", fontsize=_SMALL, color=_INK, zorder=4)
     return figure
 
 
@@ -126,15 +97,15 @@ def likelihoods(
         places,
         np.where(best >= low, best, np.nan),
         where="post",
-        color=_BLUE,
+        color=BLUE,
         linewidth=1.2,
         label="best so far",
     )
-    _mark(axes, places, values, low, _GREY, "candidate")
-    _mark(axes, members, values[members], low, _ORANGE, "member")
+    _mark(axes, places, values, low, GREY, "candidate")
+    _mark(axes, members, values[members], low, ORANGE, "member")
     _mark_failed(axes, places[failed], np.full(failed.sum(), low))
     for i in members:
-        _note(axes, f"#{i}", (i, max(values[i], low)), (0, 5), "center", _SMALL, _ORANGE)
+        _note(axes, f"#{i}", (i, max(values[i], low)), (0, 5), "center", SMALL, ORANGE)
     axes.set(xlim=(-0.7, len(values) - 0.3), ylim=_padded(low, high, 0.1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _legend(figure)
@@ -152,12 +123,12 @@ def evidence(
     sds = np.where(np.isfinite(sds), sds, 0)
     bars = 1.0 if len(counts) == 1 else 0.0  # one point has no band
     figure, axes = _figure("Evidence", "candidates evaluated", "log Ẑ", 3.2)
-    axes.fill_between(counts, values - sds, values + sds, color=_PALE, linewidth=0, label="± 1 sd")
+    axes.fill_between(counts, values - sds, values + sds, color=PALE, linewidth=0, label="± 1 sd")
     axes.errorbar(
         counts,
         values,
         sds,
-        color=_BLUE,
+        color=BLUE,
         linewidth=1.4,
         marker="o",
         markersize=4,
@@ -197,18 +168,18 @@ def kernel_map(
         *places[members].T,
         120,
         facecolors="none",
-        edgecolors=_ORANGE,
+        edgecolors=ORANGE,
         linewidths=1.8,
         zorder=3,
         label="member",
     )
     for i in members:
-        _note(axes, f"#{i}", tuple(places[i]), (0, 8), "center", _SMALL, _ORANGE)
+        _note(axes, f"#{i}", tuple(places[i]), (0, 8), "center", SMALL, ORANGE)
     _mark_failed(axes, *places[failed].T)
     clipped = bool(np.any(values < low))
     bar = figure.colorbar(points, extend="min" if clipped else "neither", pad=0.02, aspect=30)
-    bar.ax.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK)
-    bar.set_label("log-likelihood", fontsize=_TEXT, color=_INK)
+    bar.ax.tick_params(labelsize=SMALL, color=GREY, labelcolor=INK)
+    bar.set_label("log-likelihood", fontsize=TEXT, color=INK)
     bar.outline.set_visible(False)
     axes.margins(0.09)
     axes.set(xticks=[], yticks=[])
@@ -229,9 +200,9 @@ def predictions(predicted: Predicted, correlation: float) -> Figure:
     bottom = min(low, max(floor, float(predicted.low.min())))
     top = max(high, min(2 * high - low, float(predicted.high.max())))
     ends = (np.clip(end, bottom, top) for end in (predicted.low, predicted.high))
-    axes.plot([low, high], [low, high], color=_GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.vlines(x, *ends, color=_PALE, linewidth=1.6)
-    axes.plot(x, y, "o", color=_BLUE, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5)
+    axes.plot([low, high], [low, high], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    axes.vlines(x, *ends, color=PALE, linewidth=1.6)
+    axes.plot(x, y, "o", color=BLUE, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5)
     axes.set(xlim=_padded(low, high, 0.05), ylim=_padded(bottom, top, 0.05))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     return figure
@@ -243,10 +214,10 @@ def disagreement(pairwise: Float[np.ndarray, "M M"], members: Int[np.ndarray, " 
     percent = 100 * pairwise
     top = max(float(percent.max()), 1e-9)
     axes.imshow(percent, cmap="Blues", vmin=0, vmax=1.35 * top)
-    size = _TEXT if len(members) <= 6 else 6
+    size = TEXT if len(members) <= 6 else 6
     for i, j in np.ndindex(percent.shape):
         text = "–" if i == j else f"{percent[i, j]:.1f}"
-        colour = "white" if percent[i, j] > 0.8 * top else _INK
+        colour = "white" if percent[i, j] > 0.8 * top else INK
         axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
     names = [f"#{i}" for i in members]
     axes.set_xticks(range(len(names)), names)
@@ -302,44 +273,12 @@ def _figure(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure,
 
 
 def _style(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=_TEXT, color=_INK, loc="left")
-    axes.set_xlabel(x, fontsize=_TEXT, color=_INK)
-    axes.set_ylabel(y, fontsize=_TEXT, color=_INK)
-    axes.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK, length=3)
+    axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
+    axes.set_xlabel(x, fontsize=TEXT, color=INK)
+    axes.set_ylabel(y, fontsize=TEXT, color=INK)
+    axes.tick_params(labelsize=SMALL, color=GREY, labelcolor=INK, length=3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GREY)
-
-
-def _arrow(axes: Axes, edge: tuple[int, int], name: str, colour: str, width: float) -> None:
-    (source, target), bend = edge, _BENDS[edge]
-    axes.add_patch(
-        FancyArrowPatch(
-            (source, 0),
-            (target, 0),
-            connectionstyle=f"arc3,rad={bend}",
-            arrowstyle="-|>",
-            mutation_scale=9,
-            shrinkA=12,
-            shrinkB=12,
-            color=colour,
-            linewidth=width,
-            zorder=1,
-        )
-    )
-    # The middle of an arc is half its bend away; a straight arrow is too short for a label on it.
-    height = -bend * (target - source) / 2 if bend else 0.15
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if bend else None
-    axes.text(
-        (source + target) / 2,
-        height,
-        name,
-        ha="center",
-        va="center",
-        fontsize=_SMALL,
-        color=colour if name != "skip" else "#666666",
-        bbox=behind,
-        zorder=2,
-    )
+    axes.spines[["left", "bottom"]].set_color(GREY)
 
 
 def _mark(
@@ -359,7 +298,7 @@ def _mark(
 
 def _mark_failed(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
     if len(x):
-        style = {"color": _INK, "markersize": 6, "markeredgewidth": 1.4}
+        style = {"color": INK, "markersize": 6, "markeredgewidth": 1.4}
         axes.plot(x, y, "x", label="failed", **style)
 
 
@@ -371,8 +310,8 @@ def _legend(figure: Figure) -> None:
         labels,
         loc="outside lower center",
         ncols=2 if len(labels) > 3 else 3,
-        fontsize=_SMALL,
-        labelcolor=_INK,
+        fontsize=SMALL,
+        labelcolor=INK,
         frameon=False,
         handlelength=1.4,
         columnspacing=1.4,
@@ -385,8 +324,8 @@ def _note(
     place: tuple,
     offset: tuple[int, int],
     align: str,
-    size: int = _TEXT,
-    colour: str = _INK,
+    size: int = TEXT,
+    colour: str = INK,
 ) -> None:
     """Write beside a point; the offset is in the units of letters."""
     axes.annotate(

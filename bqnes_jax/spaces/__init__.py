@@ -11,16 +11,19 @@ from bqnes_jax.spaces.base import (
     enumerate_space,
 )
 from bqnes_jax.spaces.nats import NATS, NATSSpace
+from bqnes_jax.spaces.slimmable import SLIMMABLE, SlimmableSpace
 from bqnes_jax.spaces.subset import Subset
 
 __all__ = [
     "NATS",
+    "SLIMMABLE",
     "Architecture",
     "Architectures",
     "CoordinateSpace",
     "EnumerableSpace",
     "GraphSpace",
     "NATSSpace",
+    "SlimmableSpace",
     "Space",
     "Subset",
     "as_architectures",

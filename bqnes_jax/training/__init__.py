@@ -11,15 +11,33 @@ from bqnes_jax.training.population import (
     unravel_weights,
     weight_count,
 )
+from bqnes_jax.training.supernet import (
+    Slices,
+    Supernet,
+    SupernetConfig,
+    SupernetState,
+    make_supernet,
+    predict_slices,
+    train_supernet,
+    unravel_params,
+)
 
 __all__ = [
     "Population",
+    "Slices",
+    "Supernet",
+    "SupernetConfig",
+    "SupernetState",
     "TrainConfig",
     "Trained",
     "chunk_size",
     "in_batches",
+    "make_supernet",
     "make_train",
+    "predict_slices",
     "train_population",
+    "train_supernet",
+    "unravel_params",
     "unravel_weights",
     "weight_count",
 ]

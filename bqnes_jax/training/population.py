@@ -27,6 +27,7 @@ from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whol
 from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import NATS
+from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
 _NUMBERS_KEPT = 100
@@ -213,7 +214,7 @@ def weight_shapes(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) 
 
 def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -> int:
     """Count what is trained: parameters and running statistics of every operation."""
-    return sum(leaf.size for leaf in jax.tree.leaves(weight_shapes(config, image_shape)))
+    return size_of(weight_shapes(config, image_shape))
 
 
 def unravel_weights(
@@ -222,13 +223,7 @@ def unravel_weights(
     image_shape: tuple[int, int, int],
 ) -> dict:
     """Turn vectors of trained weights into variables for `NATSNetwork.apply`."""
-    leaves, tree = jax.tree.flatten(weight_shapes(config, image_shape))
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
-    parts = jnp.split(weights, ends, axis=-1)
-    lead = weights.shape[:-1]
-    return tree.unflatten(
-        part.reshape(*lead, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)
-    )
+    return unravel(weights, weight_shapes(config, image_shape))
 
 
 def train_population(

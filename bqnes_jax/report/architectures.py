@@ -1,0 +1,107 @@
+"""Drawings of architectures: cells as graphs, slices as bars."""
+
+import numpy as np
+from jaxtyping import Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyArrowPatch
+
+from bqnes_jax.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SMALL, TEXT, WIDTH
+from bqnes_jax.spaces import Space
+from bqnes_jax.spaces.nats import EDGES, OPERATIONS
+from bqnes_jax.spaces.slimmable import SlimmableSpace
+
+_LOOKS = {  # operation: what it is called, colour, line width
+    "skip_connect": ("skip", GREY, 0.9),
+    "nor_conv_1x1": ("conv 1×1", GREEN, 2.0),
+    "nor_conv_3x3": ("conv 3×3", BLUE, 2.0),
+    "avg_pool_3x3": ("pool 3×3", ORANGE, 2.0),
+}
+# How far each edge bends, in parts of its length; upwards is negative.
+_BENDS = {(0, 1): 0, (1, 2): 0, (2, 3): 0, (0, 2): -0.68, (1, 3): 0.68, (0, 3): -0.8}
+
+
+def draw(space: Space, arch: Int[np.ndarray, " length"], title: str) -> Figure:
+    """Draw an architecture of a space that is known here."""
+    return slices(space, arch, title) if isinstance(space, SlimmableSpace) else cell(arch, title)
+
+
+def how_to_read(space: Space) -> str:
+    """Say what a drawing shows, as the rest of a sentence."""
+    if isinstance(space, SlimmableSpace):
+        return (
+            "a bar is a layer, as high as the part of its channels that is used; a layer without a "
+            "bar is left out"
+        )
+    return (
+        "an arrow is an operation that leads from one node to another, a thin grey one passes on "
+        "what it gets, and no arrow means no connection"
+    )
+
+
+def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
+    """Draw a cell of the NATS space: its nodes in a row, its operations as arrows."""
+    figure = Figure(figsize=(WIDTH, 2.45), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
+    axes.set(xlim=(-0.25, 3.25), ylim=(-0.8, 1.32), aspect="equal")
+    axes.axis("off")
+    for edge, operation in zip(EDGES, arch, strict=True):
+        if OPERATIONS[operation] in _LOOKS:
+            _arrow(axes, edge, *_LOOKS[OPERATIONS[operation]])
+    for place, name in enumerate(("in", "1", "2", "out")):
+        axes.add_patch(
+            Circle((place, 0), 0.17, facecolor="white", edgecolor=INK, linewidth=1.2, zorder=3)
+        )
+        axes.text(place, 0, name, ha="center", va="center", fontsize=SMALL, color=INK, zorder=4)
+    return figure
+
+
+def slices(space: SlimmableSpace, arch: Int[np.ndarray, " length"], title: str) -> Figure:
+    """Draw how much of each layer a slice uses, block by block; absent layers are empty."""
+    figure = Figure(figsize=(WIDTH, 1.6), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
+    option = np.asarray(arch).reshape(space.blocks, space.layers)
+    used = np.where(option > 0, 0.5 + 0.5 * (option - 1) / max(space.widths - 1, 1), 0)
+    places = np.arange(space.blocks)[:, None] * (space.layers + 0.8) + np.arange(space.layers)
+    axes.bar(places.ravel(), np.ones(used.size), 0.8, color="#F1F1F1")
+    axes.bar(places.ravel(), used.ravel(), 0.8, color=BLUE)
+    axes.set_xticks(places.mean(axis=1), [f"{i + 1}" for i in range(space.blocks)])
+    axes.set_yticks([0, 0.5, 1], ["0", "½", "all"])
+    axes.set_xlabel("block", fontsize=SMALL, color=INK)
+    axes.tick_params(labelsize=SMALL, length=0, colors=INK)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _arrow(axes: Axes, edge: tuple[int, int], name: str, colour: str, width: float) -> None:
+    (source, target), bend = edge, _BENDS[edge]
+    axes.add_patch(
+        FancyArrowPatch(
+            (source, 0),
+            (target, 0),
+            connectionstyle=f"arc3,rad={bend}",
+            arrowstyle="-|>",
+            mutation_scale=9,
+            shrinkA=12,
+            shrinkB=12,
+            color=colour,
+            linewidth=width,
+            zorder=1,
+        )
+    )
+    # The middle of an arc is half its bend away; a straight arrow is too short for a label on it.
+    height = -bend * (target - source) / 2 if bend else 0.15
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if bend else None
+    axes.text(
+        (source + target) / 2,
+        height,
+        name,
+        ha="center",
+        va="center",
+        fontsize=SMALL,
+        color=colour if name != "skip" else "#666666",
+        bbox=behind,
+        zorder=2,
+    )

@@ -1,0 +1,75 @@
+"""States of a training on the disk: the last ones, each there whole or not at all."""
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import read_json, write_json, writing
+
+_KEPT = 2  # one to go on from if the last is damaged
+
+State = TypeVar("State")
+
+
+def check_same(directory: Path, recipe: dict) -> None:
+    """Refuse a directory of another training; note what this one is in an empty one."""
+    recipe = json.loads(json.dumps(recipe))  # lists for tuples, as they are read
+    path = directory / "training.json"
+    if not path.exists():
+        with writing(f"training {directory}"):
+            write_json(path, recipe)
+        return
+    stored = read_json(path, "the description of a training")
+    different = [k for k in recipe.keys() | stored.keys() if recipe.get(k) != stored.get(k)]
+    if different:
+        raise BQNESError(
+            f"{directory} holds checkpoints of another training (different: "
+            f"{', '.join(sorted(different))}); choose another directory, or the same config, "
+            "images and key."
+        )
+
+
+class Checkpoints:
+    """The last states of a training, by their `step`.
+
+    Orbax is imported when it is needed: that takes a second or two.
+    """
+
+    def __init__(self, directory: Path):
+        import orbax.checkpoint as ocp
+
+        self._directory, self._ocp = directory, ocp
+        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        with writing(f"training {directory}"):
+            self._manager = ocp.CheckpointManager(directory, options=options)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._manager.close()
+
+    def latest(self, start: State) -> State:
+        """Return the last state that was saved, of the same types as `start`; or `start`."""
+        step = self._manager.latest_step()
+        if step is None:
+            return start
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), start
+        )
+        try:
+            return self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
+        except Exception as error:  # of a damaged file Orbax has errors of many kinds
+            raise BQNESError(
+                f"checkpoint {self._directory / str(step)} cannot be read "
+                f"({type(error).__name__}); remove it to go on from the one before."
+            ) from error
+
+    def save(self, state: State) -> None:
+        """Have the state on the disk when this returns."""
+        with writing(f"training {self._directory}"):
+            self._manager.save(int(state.step), args=self._ocp.args.StandardSave(state))
+            self._manager.wait_until_finished()

@@ -1,0 +1,399 @@
+"""Train the largest network of a slimmable space so that its slices are good networks, too.
+
+`make_supernet(config)` returns pure functions: `init`, `train` (the sandwich rule with in-place
+distillation) and `evaluate` (what slices predict, each with batch-norm statistics of its own). In
+training by the sandwich rule each step sees the largest network, the smallest and some random ones;
+the largest learns the labels, the others what the largest predicts. `train_supernet` is a thin
+shell around them, with checkpoints: a training that was stopped goes on to the same weights.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int32, Shaped
+
+from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.images import channel_moments, check_images, normalise
+from bqnes_jax.data.splits import Split, fingerprint
+from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
+from bqnes_jax.files import writing
+from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
+from bqnes_jax.spaces.base import as_architectures
+from bqnes_jax.training.checkpoints import Checkpoints, check_same
+from bqnes_jax.training.population import in_batches
+from bqnes_jax.training.vectors import size_of, unravel
+from bqnes_jax.types import PRNGKey
+
+# What changes neither the weights nor what a step does.
+_NOT_OF_TRAINING = ("save_every", "recalibration_batches")
+
+Moments = tuple[Float[Array, " c"], Float[Array, " c"]]
+Progress = Callable[[int, float], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class SupernetConfig:
+    """SGD with Nesterov momentum, cosine to a rate of 0.
+
+    Attributes:
+        network: the largest network.
+        epochs: passes over the training images; each leaves out what does not fill a batch.
+        steps: how many steps instead of how many epochs.
+        batch: images in a step.
+        learning_rate: at the start.
+        momentum: of Nesterov's kind.
+        weight_decay: added to the gradient, for every parameter.
+        augment: random flips and crops.
+        random_slices: how many random architectures a step trains beside the largest and the
+            smallest.
+        recalibration_batches: training batches, at most, by which the batch-norm statistics of a
+            slice are found.
+        save_every: steps between checkpoints.
+    """
+
+    network: MobileNetConfig = dataclasses.field(default_factory=MobileNetConfig)
+    epochs: int = 200
+    steps: int | None = None
+    batch: int = 256
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    random_slices: int = 2
+    recalibration_batches: int = 16
+    save_every: int = 500
+
+    def __post_init__(self):
+        for name in ("epochs", "batch", "recalibration_batches", "save_every"):
+            check_whole(name, getattr(self, name), 1)
+        if self.steps is not None:
+            check_whole("steps", self.steps, 1)
+        check_whole("random_slices", self.random_slices, 0)
+        check_positive("learning_rate", self.learning_rate)
+        if not 0 <= self.momentum < 1:
+            raise BQNESError(f"momentum is {self.momentum!r}; it must be from 0 to below 1.")
+        if not 0 <= self.weight_decay < np.inf:
+            raise BQNESError(
+                f"weight_decay is {self.weight_decay!r}; it must be finite and at least 0."
+            )
+
+
+class SupernetState(NamedTuple):
+    """What the next step needs.
+
+    Attributes:
+        params: of the largest network.
+        optimiser: what the optimiser remembers.
+        step: how many steps were done.
+        healthy: False from the step on at which a loss or a gradient was not finite; parameters
+            stay as they were before it.
+    """
+
+    params: dict
+    optimiser: optax.OptState
+    step: Int32[Array, ""]
+    healthy: Bool[Array, ""]
+
+
+class Slices(NamedTuple):
+    """What K slices predict. One that failed has NaN instead, so that none of it is used.
+
+    Attributes:
+        valid_log_probs: log-probabilities of the classes of the validation images.
+        test_log_probs: of the test images.
+        valid_loss: mean negative log-likelihood of the validation labels.
+        failed: whether a prediction was not finite.
+        batch_stats: means and variances of the batch norms, as one vector for each slice; for
+            `predict_slices`.
+    """
+
+    valid_log_probs: Float[Array, "k n_valid classes"]
+    test_log_probs: Float[Array, "k n_test classes"]
+    valid_loss: Float[Array, " k"]
+    failed: Bool[Array, " k"]
+    batch_stats: Float[Array, "k size"]
+
+
+class Supernet(NamedTuple):
+    """Pure functions; made by `make_supernet`."""
+
+    init: Callable[[PRNGKey, Split], SupernetState]
+    train: Callable[
+        [PRNGKey, SupernetState, Split, int], tuple[SupernetState, Float[Array, " steps"]]
+    ]
+    evaluate: Callable[[dict, Int32[Array, "k length"], Split], Slices]
+
+
+def make_supernet(config: SupernetConfig) -> Supernet:
+    """Return the pure functions of a config.
+
+    - `init(key, data)`: the state before the first step.
+    - `train(key, state, data, steps)`: do at most so many steps more, `steps` being static, and
+      return their losses (of the largest network), NaN where there was no step since all of the
+      config's are done, or none that could be used. What happens in step t depends on (key, t)
+      alone: in pieces or in one go, the result is the same.
+    - `evaluate(params, archs, data)`: what slices predict, [K, length] of them at once.
+    """
+    network, space = MobileNet(config.network), config.network.space
+
+    def init(key: PRNGKey, data: Split) -> SupernetState:
+        image = normalise(data.train.images[:1], *channel_moments(data.train.images))
+        params = network.init(key, space.largest, image)["params"]
+        steps, _ = _steps(config, len(data.train.images))
+        state = _optimiser(config, steps).init(params)
+        return SupernetState(params, state, jnp.int32(0), jnp.array(True))
+
+    def loss_of(params, archs, images, labels):
+        logits = jax.vmap(lambda arch: network.apply({"params": params}, arch, images, True))(archs)
+        teacher = lax.stop_gradient(jax.nn.softmax(logits[0]))
+        largest = optax.softmax_cross_entropy_with_integer_labels(logits[0], labels).mean()
+        others = optax.softmax_cross_entropy(logits[1:], teacher).mean(1).sum()
+        return largest + others, largest
+
+    def train(
+        key: PRNGKey, state: SupernetState, data: Split, steps: int
+    ) -> tuple[SupernetState, Float[Array, " steps"]]:
+        check_whole("steps", steps, 1)
+        n = len(data.train.images)
+        total, per_epoch = _steps(config, n)
+        optimiser = _optimiser(config, total)
+        moments = channel_moments(data.train.images)
+        order_key, augment_key, slices_key = jax.random.split(key, 3)
+
+        def order_of(t):
+            return jax.random.permutation(jax.random.fold_in(order_key, t // per_epoch), n)
+
+        def step(i, carry):
+            state, order, losses = carry
+            t = state.step
+            place = t % per_epoch
+            order = lax.cond(place == 0, order_of, lambda _: order, t)
+            batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
+            images, labels = data.train.images[batch], data.train.labels[batch]
+            images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
+            images = normalise(images, *moments)
+            drawn = space.sample(jax.random.fold_in(slices_key, t), config.random_slices)
+            archs = jnp.concatenate([space.largest[None], space.smallest[None], drawn])
+            (loss, largest), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+                state.params, archs, images, labels
+            )
+            healthy = state.healthy & _all_finite((loss, gradient))
+            updates, memory = optimiser.update(gradient, state.optimiser, state.params)
+            new = (optax.apply_updates(state.params, updates), memory)
+            old = (state.params, state.optimiser)
+            kept = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, old)
+            losses = losses.at[i].set(jnp.where(healthy, largest, jnp.nan))
+            return SupernetState(*kept, t + 1, healthy), order, losses
+
+        losses = jnp.full(steps, jnp.nan)
+        # The number of steps is not known when compiling: XLA would make another program, with
+        # other rounding, of a loop that it knows to be short.
+        count = jnp.clip(total - state.step, 0, steps)
+        start = (state, order_of(state.step), losses)
+        state, _, losses = lax.fori_loop(0, count, step, start)
+        return state, losses
+
+    def evaluate(params: dict, archs: Int32[Array, "k length"], data: Split) -> Slices:
+        moments = channel_moments(data.train.images)
+        places = _recalibration_places(config, len(data.train.images))
+        batches = data.train.images[places]
+        images = jnp.concatenate([data.valid.images, data.test.images])
+
+        def of_one(arch):
+            statistics = _recalibrate(network, params, arch, batches, moments)
+            log_probs = _log_probs(config, params, statistics, arch, images, moments)
+            valid, test = jnp.split(log_probs, [len(data.valid.images)])
+            loss = -jnp.mean(jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1))
+            failed = ~(jnp.all(jnp.isfinite(log_probs)) & jnp.isfinite(loss))
+            valid, test, loss = (jnp.where(failed, jnp.nan, x) for x in (valid, test, loss))
+            return Slices(valid, test, loss, failed, ravel_pytree(statistics)[0])
+
+        return jax.vmap(of_one)(archs)
+
+    return Supernet(init, train, evaluate)
+
+
+def predict_slices(
+    config: SupernetConfig,
+    params: dict,
+    batch_stats: Float[Array, "k size"],
+    archs: Int32[Array, "k length"],
+    images: Shaped[Array, "n h w c"],
+    moments: Moments,
+) -> Float[Array, "k n classes"]:
+    """Return log-probabilities of classes under slices whose statistics are known.
+
+    `moments` are the `channel_moments` of the training images.
+    """
+    shapes = _shapes(config.network, images.shape[1:])["batch_stats"]
+    check_shape("batch_stats", batch_stats, (len(archs), size_of(shapes)))
+
+    def of_one(statistics, arch):
+        return _log_probs(config, params, statistics, arch, images, moments)
+
+    archs = as_architectures(config.network.space, archs)
+    return jax.vmap(of_one)(unravel(batch_stats, shapes), archs)
+
+
+def unravel_params(
+    vector: Float[Array, " w"], config: MobileNetConfig, image_shape: tuple[int, int, int]
+) -> dict:
+    """Turn the parameters of a supernet, as one vector, into those for `MobileNet.apply`."""
+    shapes = _shapes(config, image_shape)["params"]
+    check_shape("the vector of parameters", vector, (size_of(shapes),))
+    return unravel(vector, shapes)
+
+
+def _shapes(config: MobileNetConfig, image_shape: tuple[int, ...]) -> dict:
+    image = jnp.zeros((1, *image_shape))
+    return jax.eval_shape(MobileNet(config).init, jax.random.key(0), config.space.largest, image)
+
+
+def train_supernet(
+    key: PRNGKey,
+    data: Split,
+    config: SupernetConfig,
+    directory: str | os.PathLike[str],
+    progress: Progress | None = None,
+) -> SupernetState:
+    """Train to the end, with a checkpoint in `directory` after every `config.save_every` steps.
+
+    Called again after it was stopped, it goes on from the last checkpoint, to bit-identical
+    parameters. It stops where a loss is not finite: look at `healthy` of what it returns.
+
+    Args:
+        key: of everything random.
+        data: images and labels.
+        config: of the network and its training.
+        directory: for the checkpoints of this training and of no other.
+        progress: called after each checkpoint with the step and the mean loss since the last one.
+    """
+    check_images(data, config.network.classes)
+    total, _ = _steps(config, len(data.train.images))
+    directory = Path(directory).absolute()
+    with writing(f"supernet {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+    check_same(directory, _recipe(key, data, config))
+    init, train = _make_programs(config)
+    data = jax.device_put(data)
+    state = init(jax.random.fold_in(key, 0), data)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        state = checkpoints.latest(state)
+        while int(state.step) < total and bool(state.healthy):
+            state, losses = train(jax.random.fold_in(key, 1), state, data, config.save_every)
+            checkpoints.save(state)
+            if progress is not None:
+                progress(int(state.step), float(jnp.nanmean(losses)))
+    return state
+
+
+@functools.cache
+def _make_programs(config: SupernetConfig):
+    supernet = make_supernet(config)
+    return jax.jit(supernet.init), jax.jit(supernet.train, static_argnums=3)
+
+
+def _recipe(key: PRNGKey, data: Split, config: SupernetConfig) -> dict:
+    """Describe all that the weights depend on."""
+    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _NOT_OF_TRAINING}
+    recipe["images"] = fingerprint(data)
+    recipe["key"] = np.asarray(jax.random.key_data(key)).tolist()
+    recipe["precision"] = jnp.dtype(float).name
+    return recipe
+
+
+def _steps(config: SupernetConfig, images: int) -> tuple[int, int]:
+    """Return how many steps there are in all, and in an epoch."""
+    if config.batch > images:
+        raise BQNESError(
+            f"batch is {config.batch} but there are {images} training images; make it smaller."
+        )
+    per_epoch = images // config.batch
+    return config.steps or config.epochs * per_epoch, per_epoch
+
+
+def _optimiser(config: SupernetConfig, steps: int) -> optax.GradientTransformation:
+    rate = optax.cosine_decay_schedule(config.learning_rate, steps)
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(rate, config.momentum, nesterov=True),
+    )
+
+
+def _recalibration_places(config: SupernetConfig, images: int) -> np.ndarray:
+    """Choose training images for recalibration, [batches, batch], none of them twice.
+
+    Each batch is spread evenly over the set, which may be sorted by class.
+    """
+    batches = min(config.recalibration_batches, images // config.batch)
+    places = np.arange(batches * config.batch) * images // (batches * config.batch)
+    return places.reshape(config.batch, batches).T
+
+
+def _recalibrate(
+    network: MobileNet,
+    params: dict,
+    arch: Int32[Array, " length"],
+    batches: Shaped[Array, "batches n h w c"],
+    moments: Moments,
+) -> dict:
+    """Find the statistics of a slice: mean and variance over all the batches together.
+
+    A batch is normalised by its own statistics on its way through the network.
+    """
+
+    def statistics_of(images):
+        images = normalise(images, *moments)
+        _, updated = network.apply({"params": params}, arch, images, True, mutable=["batch_stats"])
+        return updated["batch_stats"]
+
+    def add(carry, images):
+        pooled, count = carry
+
+        def pool(old, new):
+            apart = new.mean - old.mean
+            mean = old.mean + apart / count
+            var = old.var + (new.var - old.var) / count + apart**2 * (count - 1) / count**2
+            return NormStatistics(mean, var)
+
+        new = statistics_of(images)
+        pooled = jax.tree.map(
+            pool, pooled, new, is_leaf=lambda node: isinstance(node, NormStatistics)
+        )
+        return (pooled, count + 1), None
+
+    shapes = jax.eval_shape(statistics_of, batches[0])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    (pooled, _), _ = lax.scan(add, (nothing, 1), batches)
+    return pooled
+
+
+def _log_probs(
+    config: SupernetConfig,
+    params: dict,
+    statistics: dict,
+    arch: Int32[Array, " length"],
+    images: Shaped[Array, "n h w c"],
+    moments: Moments,
+) -> Float[Array, "n classes"]:
+    network, variables = MobileNet(config.network), {"params": params, "batch_stats": statistics}
+
+    def of_batch(images):
+        return jax.nn.log_softmax(network.apply(variables, arch, normalise(images, *moments)))
+
+    return in_batches(of_batch, images, config.batch)
+
+
+def _all_finite(tree: object) -> Bool[Array, ""]:
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(finite))

@@ -1,0 +1,240 @@
+"""The supernet: pieces and one go, stopping and going on, and what its slices predict."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax.data import NO_AUGMENTATION, Images, Split, channel_moments, normalise
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.models import MobileNet, MobileNetConfig
+from bqnes_jax.spaces import SlimmableSpace
+from bqnes_jax.training import SupernetConfig, make_supernet, predict_slices, train_supernet
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+SPACE = SlimmableSpace(blocks=2, layers=2)
+NETWORK = MobileNetConfig(
+    SPACE, channels=(3, 4), strides=(2, 1), expansion=2, stem=3, head=6, classes=3
+)
+CONFIG = SupernetConfig(
+    NETWORK,
+    steps=30,
+    batch=8,
+    augment=NO_AUGMENTATION,
+    random_slices=1,
+    recalibration_batches=3,
+    save_every=12,  # the last piece is shorter
+)
+
+
+def make_data(seed=0):
+    draw = np.random.default_rng(seed)
+
+    def part(n):
+        labels = draw.integers(0, 3, n)
+        images = draw.integers(0, 80, (n, 8, 8, 1)) + 80 * labels[:, None, None, None]
+        return Images(images.astype(np.uint8), labels.astype(np.int32))
+
+    return Split(part(30), part(9), part(11))
+
+
+@functools.cache
+def programs(config=CONFIG):
+    supernet = make_supernet(config)
+    return (
+        jax.jit(supernet.init),
+        jax.jit(supernet.train, static_argnums=3),
+        jax.jit(supernet.evaluate),
+    )
+
+
+@functools.cache
+def trained():
+    """The undisturbed run; more steps are asked for than the config has."""
+    init, train, _ = programs()
+    data = jax.device_put(make_data())
+    state = init(jax.random.key(1), data)
+    return train(jax.random.key(2), state, data, 40)
+
+
+def equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def archs_of(*texts):
+    return jnp.stack([SPACE.from_string(text) for text in texts])
+
+
+def test_the_loss_decreases_and_steps_are_counted():
+    state, losses = trained()
+    assert int(state.step) == 30 and bool(state.healthy)
+    assert np.isfinite(losses[:30]).all() and np.isnan(losses[30:]).all(), "all steps are done"
+    assert np.median(losses[20:30]) < 0.6 * np.median(losses[:5])
+
+
+def test_pieces_are_one_go():
+    """Bit for bit, though the first two pieces are single steps within an epoch of three."""
+    init, train, _ = programs()
+    data = jax.device_put(make_data())
+    state, losses = init(jax.random.key(1), data), []
+    for steps in (1, 1, 40):
+        state, some = train(jax.random.key(2), state, data, steps)
+        losses.append(some)
+    whole, all_losses = trained()
+    equal(state, whole)
+    np.testing.assert_array_equal(jnp.concatenate(losses)[:40], all_losses)
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, key):
+    seen = []
+    data = make_data()
+    undisturbed = train_supernet(key, data, CONFIG, tmp_path / "a", lambda *args: seen.append(args))
+    assert [step for step, _ in seen] == [12, 24, 30] and seen[-1][1] < seen[0][1]
+
+    for stop_at in (12, 24):
+
+        def stop(step, loss, stop_at=stop_at):
+            if step == stop_at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_supernet(key, data, CONFIG, tmp_path / "b", stop)
+    later = []
+    resumed = train_supernet(key, data, CONFIG, tmp_path / "b", lambda step, _: later.append(step))
+    assert later == [30], "what was done is not done again"
+    equal(resumed, undisturbed)
+    again = train_supernet(key, data, CONFIG, tmp_path / "b", lambda *_: pytest.fail("trained"))
+    equal(again, undisturbed)
+
+    # How often it is saved changes nothing; whatever the weights depend on is refused.
+    train_supernet(key, data, dataclasses.replace(CONFIG, save_every=7), tmp_path / "b")
+    for changed, says in (
+        ((key, data, dataclasses.replace(CONFIG, learning_rate=0.2)), "different: learning_rate"),
+        ((key, make_data(1), CONFIG), "different: images"),
+        ((jax.random.key(7), data, CONFIG), "different: key"),
+    ):
+        with pytest.raises(BQNESError, match=says):
+            train_supernet(*changed, tmp_path / "b")
+
+    # A damaged checkpoint is named, and the one before it is enough.
+    newest = tmp_path / "b" / "checkpoints" / "30"
+    for file in newest.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"damaged")
+    with pytest.raises(BQNESError, match=r"checkpoints/30 cannot be read .* the one before"):
+        train_supernet(key, data, CONFIG, tmp_path / "b")
+    newest.rename(tmp_path / "elsewhere")
+    equal(train_supernet(key, data, CONFIG, tmp_path / "b"), undisturbed)
+
+
+def test_statistics_of_a_slice_are_those_of_its_batches():
+    """The stem's by hand over all chosen images, the others' batch by batch; no image twice."""
+    params, data = trained()[0].params, make_data()
+    arch = SPACE.from_string("20-31")
+    slices = programs()[2](params, arch[None], jax.device_put(data))
+    places = np.arange(24) * 30 // 24
+    assert np.unique(places).size == 24
+    moments = channel_moments(jnp.asarray(data.train.images))
+    network, means, squares = MobileNet(NETWORK), [], []
+    run = jax.jit(functools.partial(network.apply, train=True, mutable=["batch_stats"]))
+    for i in range(3):
+        images = normalise(jnp.asarray(data.train.images[places[i::3]]), *moments)
+        _, updated = run({"params": params}, arch, images)
+        statistics = updated["batch_stats"]
+        norms = [statistics[module][norm] for module in statistics for norm in statistics[module]]
+        means.append([norm.mean for norm in norms])
+        squares.append([norm.var + norm.mean**2 for norm in norms])
+    mean = [sum(parts) / 3 for parts in zip(*means, strict=True)]
+    var = [sum(p) / 3 - m**2 for p, m in zip(zip(*squares, strict=True), mean, strict=True)]
+    expected = np.concatenate([np.ravel(x) for pair in zip(mean, var, strict=True) for x in pair])
+    np.testing.assert_allclose(slices.batch_stats[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_slices_together_are_slices_one_by_one():
+    params, data = trained()[0].params, jax.device_put(make_data())
+    archs = archs_of("33-33", "10-10", "21-30")
+    evaluate = programs()[2]
+    together = evaluate(params, archs, data)
+    assert together.valid_log_probs.shape == (3, 9, 3)
+    assert together.test_log_probs.shape == (3, 11, 3)
+    assert together.failed.tolist() == [False] * 3
+    np.testing.assert_allclose(np.exp(together.valid_log_probs).sum(-1), 1, rtol=1e-5)
+    picked = np.take_along_axis(
+        np.asarray(together.valid_log_probs), np.asarray(data.valid.labels)[None, :, None], 2
+    )
+    np.testing.assert_allclose(together.valid_loss, -picked.mean((1, 2)), rtol=1e-5)
+    for i in range(3):
+        alone = evaluate(params, archs[i : i + 1], data)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[0], b[i], rtol=1e-4, atol=1e-4),
+            alone,
+            together,
+        )
+    moments = channel_moments(data.train.images)
+    again = predict_slices(CONFIG, params, together.batch_stats, archs, data.test.images, moments)
+    np.testing.assert_allclose(again, together.test_log_probs, rtol=1e-5, atol=1e-5)
+    with pytest.raises(BQNESError, match="batch_stats has shape"):
+        predict_slices(
+            CONFIG, params, together.batch_stats[:, :5], archs, data.test.images, moments
+        )
+
+
+def test_a_slice_of_broken_weights_is_marked_and_disturbs_no_other():
+    """NaN in the last layer of the second block: whoever has it fails."""
+    params, data = trained()[0].params, jax.device_put(make_data())
+    archs = archs_of("33-33", "10-10", "21-30")
+    evaluate = programs()[2]
+    healthy = evaluate(params, archs, data)
+    layer = params["blocks_1_rest"]
+    broken = {**params, "blocks_1_rest": {**layer, "expand": layer["expand"] * jnp.nan}}
+    spoilt = evaluate(broken, archs, data)
+    assert spoilt.failed.tolist() == [True, False, False]
+    for leaf in (spoilt.valid_log_probs, spoilt.test_log_probs, spoilt.valid_loss):
+        assert np.isnan(leaf[0]).all()
+    for ours, theirs in zip(spoilt, healthy, strict=True):
+        np.testing.assert_array_equal(ours[1:], theirs[1:])
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(tmp_path, key):
+    """A label that does not exist has a loss of NaN, in the step it is first in."""
+    init, train, _ = programs()
+    data = jax.device_put(make_data())
+    labels = data.train.labels.at[1].set(99)
+    bad = data._replace(train=data.train._replace(labels=labels))
+    start = init(jax.random.key(1), data)
+    state, losses = train(jax.random.key(2), start, bad, 40)
+    assert not state.healthy and int(state.step) == 30
+    lost = np.isnan(losses[:30])
+    assert lost.any() and (np.diff(lost.astype(int)) >= 0).all(), "frozen from then on"
+    before = start
+    for _ in range(lost.argmax()):
+        before, _ = train(jax.random.key(2), before, data, 1)
+    equal(state.params, before.params)
+    with pytest.raises(BQNESError, match="labels are from"):
+        train_supernet(key, jax.device_get(bad), CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"batch": 0},
+        {"momentum": 1.0},
+        {"learning_rate": -1.0},
+        {"weight_decay": -1.0},
+        {"random_slices": -1},
+        {"save_every": 0},
+    ],
+)
+def test_bad_configs_are_refused(wrong):
+    with pytest.raises(BQNESError, match=next(iter(wrong))):
+        dataclasses.replace(CONFIG, **wrong)
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path, key):
+    with pytest.raises(BQNESError, match="batch is 99"):
+        train_supernet(key, make_data(), dataclasses.replace(CONFIG, batch=99), tmp_path)
