@@ -3,6 +3,8 @@
 import functools
 import importlib
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,10 +104,15 @@ def load(name: str) -> Tabulated:
 
 def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
-    with np.load(path, allow_pickle=False) as content:
-        numbers, valid, test, right, labels = (
-            content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
-        )
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            numbers, valid, test, right, labels = (
+                content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
+            )
+    except FileNotFoundError:
+        raise BQNESError(f"table {path} is not there; make one with: bqnes tabulate") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise BQNESError(f"{path} is not a table, or damaged; make it again.") from None
     log_probs = _expanded(valid)
     classes = np.exp(_expanded(test))
     return Tabulated(

@@ -103,6 +103,20 @@ def test_a_table_is_packed_and_read(tmp_path):
         pack(tmp_path / "u.npz", np.array([1, 2, 3]), failed, data)
 
 
+def test_what_is_not_a_table_is_refused(tmp_path):
+    with pytest.raises(BQNESError, match=r"none\.npz is not there"):
+        read(tmp_path / "none.npz")
+    for name, content in (("a.npz", b"PK"), ("b.npz", b""), ("c.npz", b"\x93NUMPY")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BQNESError, match="is not a table, or damaged"):
+            read(tmp_path / name)
+    np.savez(tmp_path / "d.npz", numbers=np.arange(3))
+    np.save(tmp_path / "e.npy", np.arange(3))
+    for name in ("d.npz", "e.npy"):
+        with pytest.raises(BQNESError, match="is not a table, or damaged"):
+            read(tmp_path / name)
+
+
 def test_rounding_is_finest_where_it_is_certain():
     log_probs = np.log(np.array([1.0, 0.99, 0.5, 0.1, 1e-3, 1e-12]))
     back = tables._expanded(tables._rounded(log_probs, np.uint8))

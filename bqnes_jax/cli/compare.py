@@ -21,6 +21,7 @@ from bqnes_jax.cli.shell import (
 )
 from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data
 from bqnes_jax.data import Split
+from bqnes_jax.errors import check_choice
 from bqnes_jax.files import write_whole, writing
 from bqnes_jax.live import stored_evaluator, train_into
 from bqnes_jax.spaces import NATS
@@ -75,12 +76,14 @@ class CompareCommand:
     def __call__(self) -> None:
         """Do it."""
         remember_programs()
-        out = self.out or (Path("runs", f"compare-{self.task.dataset}") if self.live else None)
-        farewell = f"Stopped. What was trained is in {out}." if self.live else "Stopped."
-        interruptible(lambda: self._compare(out), farewell)
+        live = self.live or self.task.space != NATS.name  # only of that one there is a table
+        name = f"compare-{self.task.space}-{Path(self.task.dataset).stem}"
+        out = self.out or (Path("runs", name) if live else None)
+        farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
+        interruptible(lambda: self._compare(out, live), farewell)
 
-    def _compare(self, out: Path | None) -> None:
-        rows = self._live(out) if self.live else self._on_table()
+    def _compare(self, out: Path | None, live: bool) -> None:
+        rows = self._live(out) if live else self._on_table()
         _show(rows, self.seeds)
         if out is not None:
             write_tables(rows, out)
@@ -96,7 +99,8 @@ class CompareCommand:
 
     def _live(self, out: Path) -> list[comparison.Row]:
         dataset, data = load_data(self.task)
-        trainer = make_trainer(self.task, dataset, data, out)
+        with progress_bar("preparing") as progress:
+            trainer = make_trainer(self.task, dataset, data, out, progress=progress)
         store = Store.open(out / "store", trainer.manifest)
         trained = 0
 
@@ -161,6 +165,7 @@ class TabulateCommand:
 
     def __call__(self) -> None:
         """Do it."""
+        check_choice("space of a table", self.task.space, (NATS.name,))
         remember_programs()
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
