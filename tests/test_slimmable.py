@@ -234,3 +234,23 @@ def test_strategies_search_it(name, key):
     assert history.count == 14 and len(set(rows(history.archs))) == 14
     assert SLIMMABLE.is_canonical(history.archs).all()
     assert jnp.isfinite(history.log_likelihoods).all()
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_local_search_climbs_to_better_ones(key):
+    """Far above what a small pool of draws has to offer, in a space that cannot be listed."""
+
+    def evaluate(archs):
+        log_likelihoods = -3.0 * jnp.sum((3 - archs) ** 2, axis=1).astype(float)
+        return Outcome(archs, log_likelihoods)
+
+    def best_score(climbs):
+        config = SearchConfig(initial=20, budget=24, pool=16, mutated=4, climbs=climbs, samples=16)
+        strategy = make("us", SLIMMABLE, config=config)
+        state, info = jax.jit(strategy.init)(key)
+        _, info = jax.jit(strategy.step)(key, state, evaluate(info.archs))
+        assert SLIMMABLE.is_canonical(info.archs[0])
+        return float(info.scores[0])
+
+    without, little, much = map(best_score, (0, 5, 30))
+    assert without < little < much

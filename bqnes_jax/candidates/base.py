@@ -38,6 +38,7 @@ class SearchConfig:
             join a pool.
         pool: architectures scored at each step where the space cannot be listed.
         mutated: how many of the pool are mutations of the best so far; the rest are prior draws.
+        climbs: rounds of local search from the best of that pool: steps to better neighbours.
         samples: prior draws that stand for a space that cannot be listed in the evidence.
     """
 
@@ -50,6 +51,7 @@ class SearchConfig:
     parents: int = 10
     pool: int = 1024
     mutated: int = 128
+    climbs: int = 10
     samples: int = 2048
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class SearchConfig:
         check_whole("parents", self.parents, 1)
         check_whole("pool", self.pool, self.batch)
         check_whole("mutated", self.mutated, 0, self.pool)
+        check_whole("climbs", self.climbs, 0)
         check_whole("samples", self.samples, 2)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from bqnes_jax.candidates.base import History, Situation, first_fresh
+from bqnes_jax.candidates.base import History, Pool, Situation, first_fresh, is_among
 from bqnes_jax.candidates.random import draw_fresh
 from bqnes_jax.quadrature.acquisition import (
     choose_greedily,
@@ -19,6 +19,7 @@ from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.surrogates import Prediction, gp, predict
 from bqnes_jax.types import PRNGKey
 
+_NEIGHBOURS = 16  # looked at in each round of local search, for each start
 _PRIOR_SHARE = 0.1  # what the surrogate has ruled out may still be drawn
 
 Asked = tuple[Int32[Array, "q length"], Float[Array, " q"]]
@@ -81,17 +82,52 @@ def _best_of_pool(
     surrogate,
     acquisition: Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]],
 ) -> Asked:
+    def score(prediction: Prediction) -> Float[Array, " m"]:
+        return acquisition(prediction, jnp.zeros_like(prediction.mean))  # any constant
+
     pool = situation.landscape.pool(key, situation.history)
+    if situation.space.size is None:
+        pool = _climb(key, situation, pool, lambda rows: score(predict(surrogate, rows)))
     chosen, scores = choose_greedily(
         surrogate,
         pool.rows,
-        lambda prediction: acquisition(prediction, jnp.zeros_like(prediction.mean)),  # any constant
+        score,
         pool.fresh,
         q,
         lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),
         pool.row_of,
     )
     return _different(key, situation, pool.archs[chosen]), scores
+
+
+def _climb(
+    key: PRNGKey, situation: Situation, pool: Pool, score: Callable[[Array], Float[Array, " m"]]
+) -> Pool:
+    """Add to a pool what steps to better neighbours, from its best architectures, arrive at."""
+    space, landscape, config, history = situation[:4]
+
+    def score_fresh(archs: Architectures) -> Float[Array, " m"]:
+        fresh = ~is_among(archs, history.archs, history.evaluated)
+        return jnp.where(fresh, score(landscape.rows(archs)), -jnp.inf)
+
+    def climb(carry, key):
+        archs, scores = carry
+        keys = jax.random.split(key, (len(archs), _NEIGHBOURS))
+        others = jax.vmap(jax.vmap(space.mutate, (0, None)))(keys, archs)
+        found = score_fresh(others.reshape(-1, archs.shape[1])).reshape(len(archs), _NEIGHBOURS)
+        best = jnp.argmax(found, axis=1)
+        each = jnp.arange(len(archs))
+        better = found[each, best] > scores
+        archs = jnp.where(better[:, None], others[each, best], archs)
+        return (archs, jnp.where(better, found[each, best], scores)), None
+
+    values = jnp.where(pool.fresh, score(pool.rows), -jnp.inf)
+    scores, starts = lax.top_k(values, min(config.parents, len(values)))
+    keys = jax.random.split(jax.random.fold_in(key, 1), config.climbs)
+    (tops, _), _ = lax.scan(climb, (pool.archs[starts], scores), keys)
+    archs = jnp.concatenate([pool.archs, tops])
+    fresh = ~is_among(archs, history.archs, history.evaluated)
+    return Pool(archs, landscape.rows(archs), None, fresh)
 
 
 def _different(key: PRNGKey, situation: Situation, archs: Architectures) -> Architectures:
