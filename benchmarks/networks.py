@@ -20,6 +20,7 @@ from scipy.stats import spearmanr
 from shared import RESULTS, console, show, with_error, write
 
 from bqnes_jax import tables
+from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.config import PRESETS, RunConfig, load_data, train_config, updated
@@ -117,7 +118,9 @@ def judge(name, options: Options) -> dict:
     test = accuracies(table.probabilities, labels)
     published = np.asarray(tables.nb201_proxy("cifar10").accuracies)[list(space.numbers)]
     within, between = noise(name, options, np.array(space.numbers))
-    rows = compare_on_table(made, ("Best single", "NES-RE", "BQ-S"), (3, 5), options.searches)
+    config = SearchConfig(budget=min(150, space.size // 2))
+    names = ("Best single", "NES-RE", "BQ-S")
+    rows = compare_on_table(made, names, (3, 5), options.searches, config)
     return {
         "networks": space.size,
         "accuracy": np.quantile(test, [0, 0.05, 0.5, 0.95, 1]),

@@ -235,6 +235,22 @@ def as_csv(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def as_text(rows: Sequence[Row]) -> str:
+    """Write columns of text; * marks what is best."""
+    lines = [["", "M", *HEADERS]]
+    for row, cells in zip(rows, summarise(rows), strict=True):
+        marks = ("*" if cell.best else " " for cell in cells)
+        texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
+        lines.append([row.algorithm, str(row.size), *texts])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        name.ljust(widths[0])
+        + "".join(f"  {t.rjust(w)}" for t, w in zip(rest, widths[1:], strict=True)).rstrip()
+        + "\n"
+        for name, *rest in lines
+    )
+
+
 def as_markdown(rows: Sequence[Row]) -> str:
     """Write a Markdown table."""
     lines = ["| Algorithm | M | " + " | ".join(HEADERS) + " |", "|---|--:|--:|--:|--:|"]

@@ -120,7 +120,7 @@ _TINY_SUPERNET = SupernetConfig(
 PRESETS: dict[str, RunConfig] = {
     "tiny": RunConfig(
         supernet=_TINY_SUPERNET,
-        search=SearchConfig(initial=10, budget=40, batch=4),
+        search=SearchConfig(initial=10, budget=40, batch=4, population=20),
         data=_FEW_DIGITS,
         train=TrainConfig(
             NATSNetworkConfig(channels=4, cells=1), steps=150, batch=64, augment=NO_AUGMENTATION
@@ -215,7 +215,8 @@ def load_data(config: TaskConfig) -> tuple[Dataset, Split]:
     """Load the data set of a task, and cut it."""
     dataset = load(config.dataset, config.data.directory, config.data.size)
     data = config.data
-    return dataset, split(dataset, data.split, seed=data.split_seed, file=data.split_file)
+    sizes = None if data.split_file else data.split
+    return dataset, split(dataset, sizes, seed=data.split_seed, file=data.split_file)
 
 
 def space_of(config: TaskConfig) -> Space:

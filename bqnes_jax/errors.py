@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 
-class BQNESError(ValueError):
+class BQNESError(Exception):
     """Bad input: the message says what was given, what is allowed and what to do."""
 
 

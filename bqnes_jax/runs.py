@@ -21,6 +21,7 @@ import importlib.metadata
 import io
 import os
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.selection import methods, select
 from bqnes_jax.spaces import Space
 from bqnes_jax.store import Store
-from bqnes_jax.trainers import make_trainer
+from bqnes_jax.trainers import check_task, make_trainer
 from bqnes_jax.training import (
     SupernetConfig,
     in_batches,
@@ -135,6 +136,7 @@ def search(
     config = configure(preset, **fields) if config is None else config
     algorithm = live.trainable(config.algorithm)
     dataset, data = load_data(config)
+    check_task(config, dataset, data)
     search_config = algorithm.budgeted(config.search, config.ensemble_size)
     strategy = candidates.make(algorithm.strategy, space_of(config), None, search_config)
 
@@ -288,7 +290,8 @@ class Ensemble:
         Larger images than those the networks saw are shrunk as those were.
         """
         run = self.run
-        images = _as_images(images, run.found.image_shape, run.config.data.size)
+        brightness = float(run.found.moments[0].mean())
+        images = _as_images(images, run.found.image_shape, run.config.data.size, brightness)
         archs, classes = self.archs.astype(np.int32), int(run.found.classes)
         if run.config.space == "nats":
             network = train_config(run.config, classes).network
@@ -358,25 +361,36 @@ def _predict_slices(
     return predict_slices(config, params, statistics, archs, images, tuple(moments))
 
 
-def _as_images(images: ArrayLike, shape: np.ndarray, size: int | None) -> np.ndarray:
+def _as_images(
+    images: ArrayLike, shape: np.ndarray, size: int | None, brightness: float
+) -> np.ndarray:
     height, width, channels = map(int, shape)
     images = np.asarray(images)
     if images.ndim == 3 and channels == 1:
         images = images[..., None]
     given = images.shape
-    if images.ndim == 4 and size is not None and min(given[1:3]) > size:
-        images = downsample(images.astype(np.uint8), size)
-    if images.ndim != 4 or images.shape[1:] != (height, width, channels) or not len(images):
+    larger = images.ndim == 4 and size is not None and min(given[1:3]) > size
+    same = images.ndim == 4 and given[1:] == (height, width, channels)
+    if not len(images) or not (same or (larger and given[3] == channels)):
         raise BQNESError(
             f"images have shape {given}; it must be (n, {height}, {width}, {channels})."
         )
-    if not np.issubdtype(images.dtype, np.number) or not np.isfinite(images).all():
-        raise BQNESError("images hold what is not a number; they must be from 0 to 255.")
-    if images.min() < 0 or images.max() > 255:
+    if images.dtype.kind not in "buif" or not np.isfinite(images).all():
+        raise BQNESError("images hold what is not a real number; they must be from 0 to 255.")
+    low, high = float(images.min()), float(images.max())
+    if low < 0 or high > 255:
         raise BQNESError(
-            f"images are from {images.min()} to {images.max()}; they must be from 0 to 255, as the "
-            "networks saw them."
+            f"images are from {low:g} to {high:g}; they must be from 0 to 255, as the networks saw "
+            "them."
         )
+    if high < 255 * brightness:
+        warnings.warn(
+            f"images are at most {high:g}, darker than the training images are on average "
+            f"({255 * brightness:.0f}); were they scaled to 0 … 255?",
+            stacklevel=3,
+        )
+    if larger:
+        images = downsample(np.rint(images).astype(np.uint8), size)
     return images if images.dtype == np.uint8 else images.astype(np.float32)
 
 
@@ -393,8 +407,8 @@ def _begin(directory: Path, config: RunConfig) -> None:
     if there != config:
         name, old, new = _difference(dataclasses.asdict(there), dataclasses.asdict(config))
         raise BQNESError(
-            f"run {directory} has {name} = {old!r}, not {new!r}; use another directory for this "
-            "one, or the same config."
+            f"run {directory} has {name} = {old!r}, not {new!r}; use another directory (--out) for "
+            "this one, or the same config."
         )
 
 

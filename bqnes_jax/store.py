@@ -182,6 +182,14 @@ class Store:
                 found[path] = str(error)
         return found
 
+    def _whole(self, key: Key) -> Entry | None:
+        """Read an entry with its weights; None if either is missing or damaged."""
+        entry = self.get(*key)
+        if entry is None or not self.manifest.weights or entry.status != OK:
+            return entry
+        with_weights = self._read(self._path(key), "weights")
+        return None if with_weights is None else entry._replace(weights=with_weights.weights)
+
     def _is_whole(self, key: Key) -> bool:
         parts: list[Part] = ["predictions", "weights"] if self.manifest.weights else ["predictions"]
         return all(self._read(self._path(key), part) is not None for part in parts)
@@ -237,9 +245,8 @@ def merge(target: Store, *sources: Store) -> int:
     copied = 0
     for source in sources:
         for summary in source.summaries():
-            held, offered = target.get(*summary.key), source.get(*summary.key)
-            if offered is not None and source.manifest.weights and offered.status == OK:
-                offered = offered._replace(weights=source.weights(*summary.key))
+            held = target.get(*summary.key) if target._is_whole(summary.key) else None
+            offered = source._whole(summary.key)
             wanted = held is None or (held.status == FAILED and offered and offered.status == OK)
             if offered is not None and wanted:
                 target.put(offered)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import io
 import warnings
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ from bqnes_jax.candidates import Outcome
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
+from bqnes_jax.files import write_whole, writing
 from bqnes_jax.kernels import WL
 from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, Subset, enumerate_space
 from bqnes_jax.store import Predictions
@@ -153,15 +155,18 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
         raise BQNESError(f"{(~stored.ok).sum()} trainings failed; leave those architectures out.")
     order = np.argsort(numbers)
     valid, labels = stored.valid_log_probs[order], data.valid.labels
-    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
     np.savez_compressed(
-        path,
+        content,
         numbers=np.asarray(numbers, np.int32)[order],
         valid=_rounded(valid[:, np.arange(len(labels)), labels], np.uint16),
         test=_rounded(stored.test_log_probs[order], np.uint8),
         right=np.sum(valid.argmax(-1) == labels, axis=1).astype(np.int32),
         test_labels=data.test.labels.astype(np.uint8),
     )
+    with writing(f"table {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
 
 
 # Log-probabilities are kept as √(−log p / depth) in whole steps: finest where p is near 1.

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from bqnes_jax.config import TaskConfig, supernet_config, train_config
-from bqnes_jax.data import Dataset, Split, fingerprint
+from bqnes_jax.data import Dataset, Split, check_images, fingerprint
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.base import Space
@@ -52,6 +52,20 @@ class Trainer(NamedTuple):
     chunk: int
     train: Callable[[np.ndarray, int], list[Entry]]
     shared: Float[np.ndarray, " w"] | None = None
+
+
+def check_task(task: TaskConfig, dataset: Dataset, data: Split) -> None:
+    """Refuse what cannot be trained, before anything is written."""
+    images = len(data.train.labels)
+    if task.space == "slimmable":
+        config = supernet_config(task, dataset.classes)
+    else:
+        config = train_config(task, dataset.classes)
+    check_images(data, dataset.classes)
+    if config.batch > images:
+        raise BQNESError(
+            f"batch is {config.batch} but there are {images} training images; make it smaller."
+        )
 
 
 def make_trainer(

@@ -107,23 +107,30 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
     [
         (np.zeros((3, 5, 5)), r"shape \(3, 5, 5, 1\); it must be \(n, 4, 4, 1\)"),
         (np.zeros((0, 4, 4)), "it must be"),
-        (np.full((1, 4, 4), np.nan), "not a number"),
-        (np.full((1, 4, 4), 256.0), "from 256.0 to 256.0; they must be from 0 to 255"),
-        (np.array(["a"] * 16).reshape(1, 4, 4), "not a number"),
+        (np.full((1, 4, 4), np.nan), "not a real number"),
+        (np.full((1, 4, 4), 256.0), "from 256 to 256; they must be from 0 to 255"),
+        (np.full((1, 4, 4), 1j), "not a real number"),
+        (np.array(["a"] * 16).reshape(1, 4, 4), "not a real number"),
     ],
 )
 def test_images_that_are_refused(folder, finished, images, says):
     run = Run.load(folder / "run")
-    shrunk = images.shape[1] == 5 and images.dtype == float
+    shrunk = images.shape[1] == 5
     ensemble = run.saved_ensemble()
     if shrunk:  # this run shrinks images itself
-        assert ensemble.predict(images).shape == (3, 10)
+        assert ensemble.predict(images + 200).shape == (3, 10)
         ensemble = bqnes_jax.Ensemble(
             bqnes_jax.Run(run.directory, bqnes_jax.configure("tiny"), run.found),
             *(getattr(ensemble, name) for name in ("method", "size", "members", "weights")),
         )
     with pytest.raises(BQNESError, match=says):
         ensemble.predict(images)
+
+
+def test_dark_images_are_asked_about(folder, finished):
+    ensemble = Run.load(folder / "run").saved_ensemble()
+    with pytest.warns(UserWarning, match="were they scaled to 0 … 255"):
+        ensemble.predict(np.full((1, 4, 4), 16.0))
 
 
 def test_another_ensemble_is_selected_without_training(folder, finished, capsys):
@@ -199,6 +206,11 @@ def test_errors_are_one_line_with_what_to_do(folder, finished, capsys):
     assert "preset is 'huge'" in said(capsys, "run", "--preset", "huge")
     with pytest.raises(BQNESError):
         main(["report", str(folder / "none"), "--debug"])
+    assert "batch is 512 but there are 300" in said(
+        capsys, "run", "--train.batch", "512", "--out", str(folder / "new")
+    )
+    assert "batch is 0; it must be" in said(capsys, "run", "--train.batch", "0")
+    assert not (folder / "new").exists()
     with pytest.raises(SystemExit) as exit_code:
         main(["run", "--bugdet", "3"])
     assert exit_code.value.code == 2
@@ -247,4 +259,6 @@ def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     assert main([*compare, "--out", str(tmp_path / "out")]) == 0
     assert "Random" in capsys.readouterr().out
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["comparison.csv", "comparison.md", "comparison.tex"]
+    assert written == [f"comparison.{ending}" for ending in ("csv", "md", "tex", "txt")]
+    assert "are those of the table" in said(capsys, "compare", "--dataset", "mnist")
+    assert "must end in .npz" in said(capsys, "tabulate", "--table", "digits")

@@ -106,6 +106,9 @@ def test_how_it_is_written():
         "ece": "0.1",
         "log_likelihood": "-1",
     }
+    text = comparison.as_text(ROWS).splitlines()
+    assert len(text) == 6
+    assert " ".join(text[2].split()) == "A_1 3 50.00 ± 0.00 * 0.1000 ± 0.0000 -2.0 ± 1.0 *"
     markdown = comparison.as_markdown(ROWS).splitlines()
     assert len(markdown) == 7 and len({line.count("|") for line in markdown}) == 1
     assert "| A_1 | 3 | **50.00 ± 0.00** | 0.1000 ± 0.0000 | **-2.0 ± 1.0** |" in markdown

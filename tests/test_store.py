@@ -124,6 +124,12 @@ def test_weights_are_kept_apart_from_predictions(tmp_path):
     with pytest.warns(DamagedEntryWarning, match="checksum of its weights differs"):
         assert made.missing(["a", "b", "c"], [0]) == [Key("a", 0)]
     assert "weights" in made.damaged()[path]
+    with pytest.warns(DamagedEntryWarning):
+        assert merge(Store.open(tmp_path / "c", manifest), made) == 2, "all but the damaged one"
+    with pytest.warns(DamagedEntryWarning):
+        assert merge(made, other) == 1, "what is damaged is healed"
+    np.testing.assert_array_equal(made.weights("a", 0), weights.astype(np.float32))
+    path.write_bytes(content)
     with (
         pytest.warns(DamagedEntryWarning),
         pytest.raises(BQNESError, match="no weights of 'a'"),

@@ -7,6 +7,7 @@ from typing import Annotated, Union
 
 import tyro
 
+from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.compare import CompareCommand, TabulateCommand, task_of
 from bqnes_jax.cli.data import ListCommand, PrepareCommand, SpacesCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
@@ -22,6 +23,9 @@ came from."""
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns 0, 1 after an error, 2 after a wrong flag, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -43,19 +47,28 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if debug:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        console(stderr=True).print(
+            f"error: {reason} (unexpected; --debug shows where it came from)", markup=False
+        )
+        return 1
     return 0
 
 
 def _commands(arguments: list[str]) -> object:
     """Return the type of all commands, with the defaults of the preset and file that are given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--config")
+    parser.add_argument("--preset", nargs="?", default="tiny", const="tiny")
+    parser.add_argument("--config", nargs="?")
     known, _ = parser.parse_known_args(arguments)
     check_choice("preset", known.preset, tuple(PRESETS))
     fields = read_fields(known.config) if known.config else {}
     run = updated(PRESETS[known.preset], fields, known.config or "")
     task = task_of(run)
+    search = updated(SearchConfig(), fields.get("search", {}), known.config or "")
 
     def with_default(kind: type, name: str, **default: object):
         return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]
@@ -66,7 +79,7 @@ def _commands(arguments: list[str]) -> object:
     data = Union[plain(ListCommand, "list"), plain(PrepareCommand, "prepare")]  # noqa: UP007
     return Union[  # noqa: UP007
         with_default(RunCommand, "run", fields=run),
-        with_default(CompareCommand, "compare", task=task),
+        with_default(CompareCommand, "compare", task=task, search=search),
         plain(ReselectCommand, "reselect"),
         plain(PredictCommand, "predict"),
         plain(ReportCommand, "report"),

@@ -21,9 +21,9 @@ from bqnes_jax.cli.shell import (
 )
 from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data
 from bqnes_jax.data import Split
-from bqnes_jax.errors import check_choice
+from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.files import write_whole, writing
-from bqnes_jax.live import stored_evaluator, train_into
+from bqnes_jax.live import stored_evaluator, train_into, trainable
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import Trainer, make_trainer
@@ -54,7 +54,7 @@ class CompareCommand:
         out: a directory for the table as text, CSV, Markdown and LaTeX.
         preset: what is trained by default, with --live.
         config: a YAML or JSON file with fields that differ from the preset.
-        search: how candidates are searched for.
+        search: how candidates are searched for; by default 10, and 150 in all, as in the paper.
         task: what is trained, with --live.
     """
 
@@ -75,8 +75,13 @@ class CompareCommand:
 
     def __call__(self) -> None:
         """Do it."""
-        remember_programs()
         live = self.live or self.task.space != NATS.name  # only of that one there is a table
+        if not live and self.task != task_of(PRESETS["tiny"]):
+            raise BQNESError(
+                "the data set, its images and the training are those of the table; to train "
+                "something else give --live, to read another table --table."
+            )
+        remember_programs()
         name = f"compare-{self.task.space}-{Path(self.task.dataset).stem}"
         out = self.out or (Path("runs", name) if live else None)
         farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
@@ -84,10 +89,15 @@ class CompareCommand:
 
     def _compare(self, out: Path | None, live: bool) -> None:
         rows = self._live(out) if live else self._on_table()
-        _show(rows, self.seeds)
+        _show(rows, self._data(live), self.seeds)
         if out is not None:
             write_tables(rows, out)
             say(f"written to {out}")
+
+    def _data(self, live: bool) -> str:
+        if live:
+            return self.task.dataset
+        return "digits" if self.table is None else str(self.table)
 
     def _on_table(self) -> list[comparison.Row]:
         tabulated = tables.read(self.table) if self.table else tables.load("digits")
@@ -102,17 +112,13 @@ class CompareCommand:
         with progress_bar("preparing") as progress:
             trainer = make_trainer(self.task, dataset, data, out, progress=progress)
         store = Store.open(out / "store", trainer.manifest)
-        trained = 0
-
-        def count(more: int) -> None:
-            nonlocal trained
-            trained += more
-            status.update(f"{doing}: {trained} networks asked for")
-
-        def report(what: str) -> None:
-            nonlocal doing
-            doing = what
-            status.update(what)
+        names = self.algorithms or _LIVE
+        searches = {
+            (pair.strategy, pair.budgeted(self.search, size).budget)
+            for pair in map(trainable, names)
+            for size in self.sizes
+        }
+        total = self.seeds * sum(budget for _, budget in searches)
 
         def predict(archs) -> jnp.ndarray:
             texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
@@ -120,19 +126,18 @@ class CompareCommand:
             probabilities = np.exp(log_probs)
             return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))
 
-        doing = ""
-        evaluate = stored_evaluator(store, trainer, self.task.seed, count)
-        with console(stderr=True).status("") as status:
+        with progress_bar("training") as progress:
+            count = _counted(progress, total)
+            evaluate = stored_evaluator(store, trainer, self.task.seed, count)
             return comparison.compare_live(
                 trainer.space,
                 evaluate,
                 predict,
                 jnp.asarray(data.test.labels),
-                self.algorithms or _LIVE,
+                names,
                 self.sizes,
                 self.seeds,
                 self.search,
-                report,
             )
 
 
@@ -166,6 +171,8 @@ class TabulateCommand:
     def __call__(self) -> None:
         """Do it."""
         check_choice("space of a table", self.task.space, (NATS.name,))
+        if self.table is not None and self.table.suffix != ".npz":
+            raise BQNESError(f"table is {self.table}; it must end in .npz.")
         remember_programs()
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
@@ -182,6 +189,8 @@ class TabulateCommand:
         with progress_bar("training") as progress:
             train_into(store, trainer, archs, self.task.seed, _counted(progress, len(archs)))
         stored = store.load([NATS.to_string(arch) for arch in archs], self.task.seed)
+        if not stored.ok.any():
+            raise BQNESError("every training failed; lower train.learning_rate.")
         accuracy = (stored.test_log_probs.argmax(-1) == data.test.labels).mean(axis=1)[stored.ok]
         show_table(
             ["networks", "failed", "worst", "median", "best"],
@@ -196,16 +205,19 @@ class TabulateCommand:
             title=f"{self.task.dataset}: test accuracy",
         )
         if self.table is not None:
-            with writing(str(self.table)):
-                tables.pack(self.table, numbers, stored, data)
+            ok = stored._replace(
+                **{name: column[stored.ok] for name, column in stored._asdict().items()}
+            )
+            tables.pack(self.table, numbers[stored.ok], ok, data)
             say(f"table: {self.table} ({self.table.stat().st_size / 1e6:.1f} MB)")
 
 
 def write_tables(rows: list[comparison.Row], folder: Path) -> None:
-    """Write a comparison as CSV, Markdown and LaTeX."""
+    """Write a comparison as text, CSV, Markdown and LaTeX."""
     with writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, write in (
+            ("txt", comparison.as_text),
             ("csv", comparison.as_csv),
             ("md", comparison.as_markdown),
             ("tex", comparison.as_latex),
@@ -213,7 +225,7 @@ def write_tables(rows: list[comparison.Row], folder: Path) -> None:
             write_whole(folder / f"comparison.{ending}", write(rows).encode())
 
 
-def _show(rows: list[comparison.Row], seeds: int) -> None:
+def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     in_bold = console().is_terminal
 
     def shown(cell: comparison.Cell, column: int) -> str:
@@ -230,7 +242,7 @@ def _show(rows: list[comparison.Row], seeds: int) -> None:
             [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, comparison.summarise(rows), strict=True)
         ],
-        title=f"test data: mean ± standard error over {seeds} seeds; best, or as good, {best}",
+        title=f"{data}, test data: mean ± standard error over {seeds} seeds; as good as any {best}",
     )
 
 

@@ -28,7 +28,8 @@ class ListCommand:
         show_table(["data set", "kind", "where"], rows, names=3)
         for name in PUBLISHED:
             if name not in {item.name for item in there}:
-                say(f"{name} is not in {data_directory(self.directory)}; {how_to_get(name)}")
+                place = data_directory(self.directory)
+                say(f"{name} is not in {place}; {how_to_get(name, self.directory)}")
 
 
 @dataclasses.dataclass(frozen=True)

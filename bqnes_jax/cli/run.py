@@ -28,13 +28,15 @@ _COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
 class RunCommand:
     """Search, train, and select an ensemble; print how good it is, and write a report.
 
-    The same command goes on with a run that was stopped. Every flag may stand in a config file.
+    The same command goes on with a run that was stopped.
 
     Args:
         preset: what the other flags are by default: tiny (digits, two minutes on two cores), small
             (larger networks, ten minutes), paper (CIFAR-100, for accelerators).
-        config: a YAML or JSON file with fields that differ from the preset.
-        out: directory of the run; by default runs/<dataset>-<algorithm>-seed<seed>.
+        config: a YAML or JSON file with fields that differ from the preset, nested as the config in
+            a report is: 'search: {budget: 60}'.
+        out: directory of the run; by default runs/<dataset>-<algorithm>-seed<seed>, with the space
+            and the preset before it if they are others.
         resume: go on with a run that is in that directory; otherwise it is refused.
         fields: of the run.
     """
@@ -48,8 +50,10 @@ class RunCommand:
     def __call__(self) -> None:
         """Do it."""
         config = self.fields
-        name = Path(config.dataset).stem
-        out = self.out or Path("runs", f"{name}-{config.algorithm}-seed{config.seed}")
+        parts = [Path(config.dataset).stem, config.algorithm, f"seed{config.seed}"]
+        parts = [*([self.preset] if self.preset != "tiny" else []), *parts]
+        parts = [*([config.space] if config.space != "nats" else []), *parts]
+        out = self.out or Path("runs", "-".join(parts))
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
         remember_programs()

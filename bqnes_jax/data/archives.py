@@ -121,10 +121,11 @@ def check_dataset(dataset: Dataset, path: Path) -> None:
         raise BQNESError(f"{path} has no training images.")
 
 
-def how_to_get(name: str) -> str:
-    """Say what to type to have a known data set."""
+def how_to_get(name: str, directory: Path | None = None) -> str:
+    """Say what to type to have a known data set, in a directory that is not the usual one."""
     published = PUBLISHED[name]
-    return f"{published.get} bqnes data prepare {name} --from {published.source}"
+    place = "" if directory is None else f" --directory {directory}"
+    return f"{published.get} bqnes data prepare {name} --from {published.source}{place}"
 
 
 @contextlib.contextmanager

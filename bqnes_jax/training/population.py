@@ -92,7 +92,8 @@ class Trained(NamedTuple):
         test_log_probs: of the test images.
         valid_loss: mean negative log-likelihood of the validation labels.
         train_losses: of the batch of each step; NaN from the step on at which training failed.
-        failed: whether a loss or a prediction was not finite.
+        failed: whether a loss or a prediction was not finite. Training stops there for the member,
+            whose weights stay as they are; those trained with it go on.
         weights: parameters and running statistics as one vector (`unravel_weights` turns it back);
             None unless the config asks for them.
     """
