@@ -58,11 +58,15 @@ def register(name: str, chooser: Chooser) -> None:
 
 
 def default_kernel(space: Space) -> Kernel:
-    """Return the WL kernel for a space of graphs, otherwise an RBF kernel on coordinates."""
+    """Return the WL kernel for a space of graphs, otherwise an RBF kernel on coordinates.
+
+    That has a length scale for each coordinate, which is fitted.
+    """
     if isinstance(space, GraphSpace):
         return WL(space) if space.size is not None else WL(space, buckets=4096)
     if isinstance(space, CoordinateSpace):
-        return RBF(space)
+        none = jnp.zeros(len(space.options), jnp.int32)
+        return RBF(space, jnp.ones(jax.eval_shape(space.coordinates, none).shape[-1]))
     raise BQNESError(
         f"space {space.name!r} has neither graph nor coordinates; pass a kernel of your own."
     )

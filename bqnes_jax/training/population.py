@@ -31,7 +31,7 @@ from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
 _NUMBERS_KEPT = 100
-_CPU_CHUNK = 4  # least CPU time for a step among 1, 2 and 4, on 8×8 images; more is not settled
+_CPU_CHUNK = 4  # 1.5 times as fast as one by one; 8 would be 1.1 times faster, but is seldom full
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""The paper's supernet table: BQ-S against NES-RE on slices of a slimmable MobileNetV2.
+
+A supernet is trained on real images (8×8 digits; CIFAR-10 and CIFAR-100 shrunk to 8×8, from
+BQNES_DATA_DIR), slices are evaluated as the searches ask for them, into a store that all searches
+share, and ensembles of 3, 5 and 10 are judged on test images. Stop it whenever you like: the same
+command goes on. The paper's rows are printed beside: its supernet is full-size, trained on all of
+CIFAR at 32×32; here everything but the space and the searches is scaled down.
+
+    python benchmarks/slimmable.py --datasets digits
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from shared import RESULTS, console, show, write
+
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.cli.shell import progress_bar
+from bqnes_jax.comparison import METRICS, compare_live, summarise, written
+from bqnes_jax.config import PRESETS, RunConfig, load_data, updated
+from bqnes_jax.live import stored_evaluator
+from bqnes_jax.store import Store
+from bqnes_jax.trainers import make_trainer
+
+_SHRUNK = {
+    "data": {"size": 8, "split": [4000, 1000, 2000]},
+    "supernet": {"steps": 2000, "augment": {"flip": True, "padding": 1}},
+}
+TASKS: dict[str, RunConfig] = {
+    "digits": updated(PRESETS["tiny"], {"space": "slimmable", "data": {"split": [600, 500, 697]}}),
+    **{
+        name: updated(PRESETS["tiny"], {"space": "slimmable", "dataset": name, **_SHRUNK})
+        for name in ("cifar10_subset", "cifar100_subset")
+    },
+}
+
+# Accuracy, ECE and log-likelihood on the test set: Hamid et al. 2023, table "supernet".
+PAPER = {
+    "cifar10_subset": {
+        ("NES-RE", 3): ("93.8 ± 0.0", "0.029 ± 0.001", "-1165 ± 5.6"),
+        ("NES-RE", 5): ("93.8 ± 0.0", "0.030 ± 0.001", "-1165 ± 5.5"),
+        ("NES-RE", 10): ("93.8 ± 0.0", "0.030 ± 0.001", "-1159 ± 6.0"),
+        ("BQ-S", 3): ("93.7 ± 0.1", "0.030 ± 0.000", "-1152 ± 5.2"),
+        ("BQ-S", 5): ("93.7 ± 0.1", "0.032 ± 0.000", "-1113 ± 4.1"),
+        ("BQ-S", 10): ("93.8 ± 0.0", "0.031 ± 0.000", "-1098 ± 3.8"),
+    },
+    "cifar100_subset": {
+        ("NES-RE", 3): ("74.2 ± 0.2", "0.072 ± 0.004", "-5136 ± 61.5"),
+        ("NES-RE", 5): ("74.3 ± 0.2", "0.071 ± 0.004", "-5134 ± 60.7"),
+        ("NES-RE", 10): ("74.3 ± 0.2", "0.069 ± 0.004", "-5083 ± 58.4"),
+        ("BQ-S", 3): ("74.4 ± 0.1", "0.063 ± 0.002", "-5021 ± 22.7"),
+        ("BQ-S", 5): ("74.5 ± 0.1", "0.055 ± 0.002", "-4897 ± 25.7"),
+        ("BQ-S", 10): ("74.7 ± 0.1", "0.045 ± 0.001", "-4766 ± 15.9"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train, search, compare."""
+
+    datasets: tuple[str, ...] = tuple(TASKS)
+    """Which data sets."""
+    sizes: tuple[int, ...] = (3, 5, 10)
+    """Numbers of members."""
+    seeds: int = 10
+    """Searches of each algorithm, on one supernet."""
+    budget: int = 150
+    """Slices that a search evaluates, 10 of them to begin with."""
+    stores: Path = Path("stores")
+    """Where supernets and predictions are kept."""
+    out: Path = RESULTS / "slimmable.json"
+    """Where to write the results."""
+
+
+def compare(name: str, options: Options):
+    task, folder = TASKS[name], options.stores / f"slimmable-{name}"
+    dataset, data = load_data(task)
+    with progress_bar(f"supernet on {name}") as progress:
+        trainer = make_trainer(task, dataset, data, folder, progress=progress)
+    store = Store.open(folder / "store", trainer.manifest)
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, 2 * options.seeds * options.budget)
+
+    def predict(archs):
+        texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
+        probabilities = np.exp(store.load(texts, task.seed).test_log_probs)
+        return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))
+
+    with progress_bar(f"slices of {name}") as progress:
+        return compare_live(
+            trainer.space,
+            stored_evaluator(store, trainer, task.seed, count),
+            predict,
+            jnp.asarray(data.test.labels),
+            ("NES-RE", "BQ-S"),
+            options.sizes,
+            options.seeds,
+            SearchConfig(budget=options.budget, batch=2),
+        )
+
+
+def main(options: Options) -> None:
+    results = {}
+    for name in options.datasets:
+        rows = compare(name, options)
+        table = []
+        for row, cells in zip(rows, summarise(rows), strict=True):
+            ours = [f"{written(c, j)}{' *' if c.best else '  '}" for j, c in enumerate(cells)]
+            paper = PAPER.get(name, {}).get((row.algorithm, row.size), ("–",) * 3)
+            table.append([row.algorithm, str(row.size), *ours, *paper])
+        columns = ["", "M", "accuracy %", "ECE", "log-lik.", "paper: accuracy", "ECE", "log-lik."]
+        show(
+            f"{name}, {options.seeds} searches on one supernet; * best, or as good", columns, table
+        )
+        results[name] = {
+            f"{row.algorithm}, {row.size}": {metric: getattr(row, metric) for metric in METRICS}
+            for row in rows
+        }
+    console.print("Scaled down: image size, training images, width and training of the supernet.")
+    used = asdict(options) | {"stores": str(options.stores), "out": ""}
+    write(options.out, {"options": used, "jax": jax.__version__, **results})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
