@@ -126,6 +126,7 @@ def test_rounding_is_finest_where_it_is_certain():
     np.testing.assert_allclose(fine[:5], log_probs[:5], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_architectures_are_chosen_to_be_different():
     numbers = choose_different(200, 20)
     features = np.asarray(WL(NATS).features(NATS.from_index(numbers)))
