@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tyro
 from shared import RESULTS, console, show, write
 
@@ -22,7 +21,7 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import METRICS, compare_live, summarise, written
 from bqnes_jax.config import PRESETS, RunConfig, load_data, updated
-from bqnes_jax.live import stored_evaluator
+from bqnes_jax.live import stored_evaluator, stored_predictor
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import make_trainer
 
@@ -90,16 +89,11 @@ def compare(name: str, options: Options):
         done += more
         progress(done, 2 * options.seeds * options.budget)
 
-    def predict(archs):
-        texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
-        probabilities = np.exp(store.load(texts, task.seed).test_log_probs)
-        return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))
-
     with progress_bar(f"slices of {name}") as progress:
         return compare_live(
             trainer.space,
             stored_evaluator(store, trainer, task.seed, count),
-            predict,
+            stored_predictor(store, trainer.space, task.seed),
             jnp.asarray(data.test.labels),
             ("NES-RE", "BQ-S"),
             options.sizes,

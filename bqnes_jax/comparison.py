@@ -19,6 +19,7 @@ from bqnes_jax.algorithms import Evaluate, Pair, search, select_ensemble
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.ensemble import ensemble_probabilities
 from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.live import Predict
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.spaces import Space
 from bqnes_jax.tables import Tabulated, evaluator
@@ -44,7 +45,6 @@ class Chosen(NamedTuple):
     weights: Float[Array, "seeds M"]
 
 
-Predict = Callable[[Int32[Array, "M length"]], Float[Array, "M m classes"]]
 Choose = Callable[[str, int], Chosen]
 
 

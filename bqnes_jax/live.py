@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Evaluate, Pair, Result
@@ -23,6 +24,7 @@ from bqnes_jax.types import PRNGKey
 
 Report = Callable[[Info, History], None]
 Count = Callable[[int], None]
+Predict = Callable[[Architectures], Float[Array, "M m classes"]]
 
 
 def train_into(
@@ -70,6 +72,17 @@ def stored_evaluator(
         )
 
     return evaluate
+
+
+def stored_predictor(store: Store, space: Space, seed: int = 0) -> Predict:
+    """Return a function that tells the class probabilities of test points by stored networks."""
+
+    def predict(archs: Architectures) -> Float[Array, "M m classes"]:
+        texts = [space.to_string(arch) for arch in np.asarray(archs)]
+        probabilities = np.exp(store.load(texts, seed).test_log_probs)
+        return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))  # were rounded
+
+    return predict
 
 
 def search(

@@ -21,7 +21,6 @@ import importlib.metadata
 import io
 import os
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms, candidates, live
 from bqnes_jax.config import (
@@ -44,27 +43,19 @@ from bqnes_jax.config import (
     train_config,
     updated,
 )
-from bqnes_jax.data import Split, channel_moments, downsample, normalise
-from bqnes_jax.ensemble import ensemble_log_probabilities
+from bqnes_jax.data import Split, channel_moments
+from bqnes_jax.ensemble import ensemble_log_probabilities, ensemble_probabilities
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import read_json, write_json, write_whole, writing
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
-from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.prediction import as_images, predict_cells, predict_slices_of
 from bqnes_jax.selection import methods, select
 from bqnes_jax.spaces import Space
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import check_task, make_trainer
-from bqnes_jax.training import (
-    SupernetConfig,
-    in_batches,
-    predict_slices,
-    unravel_params,
-    unravel_weights,
-)
 
 _CONFIG, _STORE, _SEARCH, _ENSEMBLE = "config.json", "store", "search.npz", "ensemble.json"
 _SHARED = "supernet.npy"
-_BATCH = 256  # images predicted at a time
 _PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 Progress = Callable[[int, int], None]  # networks that are trained, networks in all
@@ -238,10 +229,10 @@ class Run:
             raise BQNESError(f"ensemble {path} has been altered; select it again: bqnes reselect.")
         return Ensemble(self, method, size, members, weights)
 
-    def test_log_probs(self, members: ArrayLike) -> Float[np.ndarray, "k m classes"]:
+    def test_probabilities(self, members: ArrayLike) -> Float[Array, "k m classes"]:
         """Return what candidates, by number, predict for the test images."""
-        texts = [self.space.to_string(self.found.archs[i]) for i in np.asarray(members)]
-        return self.store.load(texts, self.config.seed).test_log_probs
+        predict = live.stored_predictor(self.store, self.space, self.config.seed)
+        return predict(jnp.asarray(self.found.archs[np.asarray(members)], jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,9 +266,7 @@ class Ensemble:
     @functools.cached_property
     def test_probabilities(self) -> Float[Array, "m classes"]:
         """What the ensemble says about the test images."""
-        members = self.run.test_log_probs(self.members)
-        members = members - np.log(np.exp(members).sum(axis=2, keepdims=True))  # were rounded
-        return jnp.exp(ensemble_log_probabilities(self.weights, members))
+        return ensemble_probabilities(self.weights, self.run.test_probabilities(self.members))
 
     @functools.cached_property
     def metrics(self) -> Metrics:
@@ -291,15 +280,15 @@ class Ensemble:
         """
         run = self.run
         brightness = float(run.found.moments[0].mean())
-        images = _as_images(images, run.found.image_shape, run.config.data.size, brightness)
+        images = as_images(images, run.found.image_shape, run.config.data.size, brightness)
         archs, classes = self.archs.astype(np.int32), int(run.found.classes)
         if run.config.space == "nats":
             network = train_config(run.config, classes).network
-            log_probs = _predict(network, self._weights, archs, images, run.found.moments)
+            log_probs = predict_cells(network, self._weights, archs, images, run.found.moments)
         else:
             supernet = supernet_config(run.config, classes)
             shared = _read_array(run.directory / _SHARED)
-            log_probs = _predict_slices(
+            log_probs = predict_slices_of(
                 supernet, shared, self._weights, archs, images, run.found.moments
             )
         return jnp.exp(ensemble_log_probabilities(self.weights, log_probs))
@@ -327,71 +316,6 @@ def measure(probabilities: ArrayLike, labels: ArrayLike) -> Metrics:
     """Return the three metrics of the paper's tables."""
     values = (metric(probabilities, labels) for metric in (accuracy, ece, log_likelihood))
     return Metrics(*(round(float(value), 6) for value in values))  # float32 has no more digits
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _predict(
-    config: NATSNetworkConfig,
-    weights: Float[Array, "M w"],
-    archs: Int32[Array, "M length"],
-    images: Array,
-    moments: Float[Array, "2 channels"],
-) -> Float[Array, "M n classes"]:
-    network = NATSNetwork(config)
-    variables = unravel_weights(weights, config, images.shape[1:])
-
-    def of_batch(batch):
-        normalised = normalise(batch, *moments)
-        logits = jax.vmap(network.apply, (0, 0, None))(variables, archs, normalised)
-        return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
-
-    return jnp.moveaxis(in_batches(of_batch, images, _BATCH), 1, 0)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _predict_slices(
-    config: SupernetConfig,
-    shared: Float[Array, " w"],
-    statistics: Float[Array, "M s"],
-    archs: Int32[Array, "M length"],
-    images: Array,
-    moments: Float[Array, "2 channels"],
-) -> Float[Array, "M n classes"]:
-    params = unravel_params(shared, config.network, images.shape[1:])
-    return predict_slices(config, params, statistics, archs, images, tuple(moments))
-
-
-def _as_images(
-    images: ArrayLike, shape: np.ndarray, size: int | None, brightness: float
-) -> np.ndarray:
-    height, width, channels = map(int, shape)
-    images = np.asarray(images)
-    if images.ndim == 3 and channels == 1:
-        images = images[..., None]
-    given = images.shape
-    larger = images.ndim == 4 and size is not None and min(given[1:3]) > size
-    same = images.ndim == 4 and given[1:] == (height, width, channels)
-    if not len(images) or not (same or (larger and given[3] == channels)):
-        raise BQNESError(
-            f"images have shape {given}; it must be (n, {height}, {width}, {channels})."
-        )
-    if images.dtype.kind not in "buif" or not np.isfinite(images).all():
-        raise BQNESError("images hold what is not a real number; they must be from 0 to 255.")
-    low, high = float(images.min()), float(images.max())
-    if low < 0 or high > 255:
-        raise BQNESError(
-            f"images are from {low:g} to {high:g}; they must be from 0 to 255, as the networks saw "
-            "them."
-        )
-    if high < 255 * brightness:
-        warnings.warn(
-            f"images are at most {high:g}, darker than the training images are on average "
-            f"({255 * brightness:.0f}); were they scaled to 0 … 255?",
-            stacklevel=3,
-        )
-    if larger:
-        images = downsample(np.rint(images).astype(np.uint8), size)
-    return images if images.dtype == np.uint8 else images.astype(np.float32)
 
 
 def _begin(directory: Path, config: RunConfig) -> None:

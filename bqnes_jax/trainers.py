@@ -22,6 +22,7 @@ from bqnes_jax.training import (
     SupernetConfig,
     TrainConfig,
     chunk_size,
+    count_steps,
     make_supernet,
     train_population,
     train_supernet,
@@ -56,16 +57,12 @@ class Trainer(NamedTuple):
 
 def check_task(task: TaskConfig, dataset: Dataset, data: Split) -> None:
     """Refuse what cannot be trained, before anything is written."""
-    images = len(data.train.labels)
     if task.space == "slimmable":
         config = supernet_config(task, dataset.classes)
     else:
         config = train_config(task, dataset.classes)
     check_images(data, dataset.classes)
-    if config.batch > images:
-        raise BQNESError(
-            f"batch is {config.batch} but there are {images} training images; make it smaller."
-        )
+    count_steps(config, len(data.train.labels))
 
 
 def make_trainer(
@@ -120,7 +117,7 @@ def cell_trainer(dataset: str, data: Split, config: TrainConfig, dtype: str = "f
 def _trained_supernet(
     seed: int, data: Split, config: SupernetConfig, directory: Path, progress
 ) -> dict:
-    total = config.steps or config.epochs * (len(data.train.labels) // config.batch)
+    total, _ = count_steps(config, len(data.train.labels))
 
     def report(step: int, loss: float) -> None:
         if progress is not None:

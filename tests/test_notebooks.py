@@ -43,6 +43,7 @@ def test_committed_outputs_have_no_errors_or_warnings(path):
     for output in outputs(read(path)):
         assert output.output_type != "error"
         assert output.get("name") != "stderr", output.text
+        # Nothing of the machine they were made on.
         assert "/home/" not in str(output) and "/tmp/" not in str(output)
 
 

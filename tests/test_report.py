@@ -334,7 +334,7 @@ def test_figures_show_what_was_measured(tmp_path):
     lengths = [bar.get_width() for bar in drawn["weights"].axes[0].patches]
     np.testing.assert_allclose(lengths, ensemble.weights, rtol=1e-6)
     heat = drawn["disagreement"].axes[0].images[0].get_array()
-    probabilities = report._member_probabilities(ensemble)
+    probabilities = np.asarray(ensemble.run.test_probabilities(ensemble.members))
     np.testing.assert_allclose(heat, 100 * disagreement(probabilities).pairwise, rtol=1e-5)
     cell = drawn[f"architecture-{ensemble.members[0]}"].axes[0]
     names = [text.get_text() for text in cell.texts]

@@ -23,7 +23,7 @@ from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.files import write_whole, writing
-from bqnes_jax.live import stored_evaluator, train_into, trainable
+from bqnes_jax.live import stored_evaluator, stored_predictor, train_into, trainable
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import Trainer, make_trainer
@@ -120,19 +120,13 @@ class CompareCommand:
         }
         total = self.seeds * sum(budget for _, budget in searches)
 
-        def predict(archs) -> jnp.ndarray:
-            texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
-            log_probs = store.load(texts, self.task.seed).test_log_probs
-            probabilities = np.exp(log_probs)
-            return jnp.asarray(probabilities / probabilities.sum(axis=2, keepdims=True))
-
         with progress_bar("training") as progress:
             count = _counted(progress, total)
             evaluate = stored_evaluator(store, trainer, self.task.seed, count)
             return comparison.compare_live(
                 trainer.space,
                 evaluate,
-                predict,
+                stored_predictor(store, trainer.space, self.task.seed),
                 jnp.asarray(data.test.labels),
                 names,
                 self.sizes,

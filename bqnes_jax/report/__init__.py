@@ -207,7 +207,7 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
     found, labels = run.found, run.found.test_labels
     yield _reliability("reliability", _called(ensemble), ensemble)
     yield _reliability("reliability-single", "Best single", run.ensemble(1, "top"))
-    probabilities = _member_probabilities(ensemble)
+    probabilities = np.asarray(run.test_probabilities(members))
     alone = (per_member(f, probabilities, labels).tolist() for f in (accuracy, log_likelihood))
     figure = plots.weights(members, ensemble.weights, *alone)
     yield Drawing("weights", "weight of each member", figure)
@@ -237,11 +237,6 @@ def _reliability(name: str, title: str, ensemble: Ensemble) -> Drawing:
     curve = reliability_curve(ensemble.test_probabilities, ensemble.run.found.test_labels)
     figure = plots.reliability(curve, f"{title}: ECE {ensemble.metrics.ece:.4f}")
     return Drawing(name, f"accuracy by confidence, {title}", figure)
-
-
-def _member_probabilities(ensemble: Ensemble) -> Float[np.ndarray, "M m classes"]:
-    probabilities = np.exp(ensemble.run.test_log_probs(ensemble.members))
-    return probabilities / probabilities.sum(axis=2, keepdims=True)  # they were rounded
 
 
 def _predicted(run: Run) -> Predicted:

@@ -11,6 +11,7 @@ from bqnes_jax.training.population import (
     unravel_weights,
     weight_count,
 )
+from bqnes_jax.training.recipe import count_steps
 from bqnes_jax.training.supernet import (
     Slices,
     Supernet,
@@ -31,6 +32,7 @@ __all__ = [
     "TrainConfig",
     "Trained",
     "chunk_size",
+    "count_steps",
     "in_batches",
     "make_supernet",
     "make_train",

@@ -27,6 +27,7 @@ from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whol
 from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import NATS
+from bqnes_jax.training.recipe import check_recipe, count_steps, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
@@ -69,19 +70,11 @@ class TrainConfig:
     memory: float = 4e9
 
     def __post_init__(self):
-        for name in ("seeds", "epochs", "batch"):
-            check_whole(name, getattr(self, name), 1)
-        for name in ("steps", "chunk"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        check_positive("learning_rate", self.learning_rate)
+        check_recipe(self)
+        check_whole("seeds", self.seeds, 1)
+        if self.chunk is not None:
+            check_whole("chunk", self.chunk, 1)
         check_positive("memory", self.memory)
-        if not 0 <= self.momentum < 1:
-            raise BQNESError(f"momentum is {self.momentum!r}; it must be from 0 to below 1.")
-        if not 0 <= self.weight_decay < np.inf:
-            raise BQNESError(
-                f"weight_decay is {self.weight_decay!r}; it must be finite and at least 0."
-            )
 
 
 class Trained(NamedTuple):
@@ -136,17 +129,10 @@ def make_train(config: TrainConfig) -> Train:
 
     def train(key: PRNGKey, arch: Int32[Array, "6"], data: Split) -> Trained:
         n = len(data.train.images)
-        steps, per_epoch = _steps(config, n)
+        steps, per_epoch = count_steps(config, n)
         init_key, order_key, augment_key = jax.random.split(key, 3)
         moments = channel_moments(data.train.images)
-        optimiser = optax.chain(
-            optax.add_decayed_weights(config.weight_decay),
-            optax.sgd(
-                optax.cosine_decay_schedule(config.learning_rate, steps),
-                config.momentum,
-                nesterov=True,
-            ),
-        )
+        optimiser = make_optimiser(config, steps)
 
         def loss_of(params, batch_stats, images, labels):
             logits, updated = network.apply(
@@ -251,7 +237,7 @@ def train_population(
     check_shape("archs", archs, (None, 6))
     if not len(archs):
         raise BQNESError("archs are none; give at least one architecture.")
-    _steps(config, len(data.train.images))
+    count_steps(config, len(data.train.images))
     data = jax.device_put(data)
     count = len(archs) * config.seeds
     chunk = chunk_size(config, data, count)
@@ -300,16 +286,6 @@ def _make_program(config: TrainConfig):
         return train(key, arch, data)
 
     return jax.jit(jax.vmap(member, (None, 0, 0, None)))
-
-
-def _steps(config: TrainConfig, images: int) -> tuple[int, int]:
-    """Return how many steps there are in all, and in an epoch."""
-    if config.batch > images:
-        raise BQNESError(
-            f"batch is {config.batch} but there are {images} training images; make it smaller."
-        )
-    per_epoch = images // config.batch
-    return config.steps or config.epochs * per_epoch, per_epoch
 
 
 def in_batches(function: Callable, images: Array, batch: int) -> Array:

@@ -25,12 +25,13 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 from bqnes_jax.data.augment import AugmentConfig, augment
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.splits import Split, fingerprint
-from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
+from bqnes_jax.errors import check_shape, check_whole
 from bqnes_jax.files import writing
 from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.training.checkpoints import Checkpoints, check_same
 from bqnes_jax.training.population import in_batches
+from bqnes_jax.training.recipe import check_recipe, count_steps, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
@@ -74,18 +75,10 @@ class SupernetConfig:
     save_every: int = 500
 
     def __post_init__(self):
-        for name in ("epochs", "batch", "recalibration_batches", "save_every"):
+        check_recipe(self)
+        for name in ("recalibration_batches", "save_every"):
             check_whole(name, getattr(self, name), 1)
-        if self.steps is not None:
-            check_whole("steps", self.steps, 1)
         check_whole("random_slices", self.random_slices, 0)
-        check_positive("learning_rate", self.learning_rate)
-        if not 0 <= self.momentum < 1:
-            raise BQNESError(f"momentum is {self.momentum!r}; it must be from 0 to below 1.")
-        if not 0 <= self.weight_decay < np.inf:
-            raise BQNESError(
-                f"weight_decay is {self.weight_decay!r}; it must be finite and at least 0."
-            )
 
 
 class SupernetState(NamedTuple):
@@ -149,8 +142,8 @@ def make_supernet(config: SupernetConfig) -> Supernet:
     def init(key: PRNGKey, data: Split) -> SupernetState:
         image = normalise(data.train.images[:1], *channel_moments(data.train.images))
         params = network.init(key, space.largest, image)["params"]
-        steps, _ = _steps(config, len(data.train.images))
-        state = _optimiser(config, steps).init(params)
+        steps, _ = count_steps(config, len(data.train.images))
+        state = make_optimiser(config, steps).init(params)
         return SupernetState(params, state, jnp.int32(0), jnp.array(True))
 
     def loss_of(params, archs, images, labels):
@@ -165,8 +158,8 @@ def make_supernet(config: SupernetConfig) -> Supernet:
     ) -> tuple[SupernetState, Float[Array, " steps"]]:
         check_whole("steps", steps, 1)
         n = len(data.train.images)
-        total, per_epoch = _steps(config, n)
-        optimiser = _optimiser(config, total)
+        total, per_epoch = count_steps(config, n)
+        optimiser = make_optimiser(config, total)
         moments = channel_moments(data.train.images)
         order_key, augment_key, slices_key = jax.random.split(key, 3)
 
@@ -279,7 +272,7 @@ def train_supernet(
         progress: called after each checkpoint with the step and the mean loss since the last one.
     """
     check_images(data, config.network.classes)
-    total, _ = _steps(config, len(data.train.images))
+    total, _ = count_steps(config, len(data.train.images))
     directory = Path(directory).absolute()
     with writing(f"supernet {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -310,24 +303,6 @@ def _recipe(key: PRNGKey, data: Split, config: SupernetConfig) -> dict:
     recipe["key"] = np.asarray(jax.random.key_data(key)).tolist()
     recipe["precision"] = jnp.dtype(float).name
     return recipe
-
-
-def _steps(config: SupernetConfig, images: int) -> tuple[int, int]:
-    """Return how many steps there are in all, and in an epoch."""
-    if config.batch > images:
-        raise BQNESError(
-            f"batch is {config.batch} but there are {images} training images; make it smaller."
-        )
-    per_epoch = images // config.batch
-    return config.steps or config.epochs * per_epoch, per_epoch
-
-
-def _optimiser(config: SupernetConfig, steps: int) -> optax.GradientTransformation:
-    rate = optax.cosine_decay_schedule(config.learning_rate, steps)
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay),
-        optax.sgd(rate, config.momentum, nesterov=True),
-    )
 
 
 def _recalibration_places(config: SupernetConfig, images: int) -> np.ndarray:
