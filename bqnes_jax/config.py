@@ -10,6 +10,7 @@ A config file is YAML or JSON with the fields that differ from the preset, neste
 
 import dataclasses
 import os
+import re
 import types
 import typing
 from pathlib import Path
@@ -168,11 +169,20 @@ def configure(
     return dataclasses.replace(config, search=dataclasses.replace(config.search, **in_search))
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-5 as a number, as JSON does; to YAML 1.1 it is text, for want of a point."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), "-+0123456789"
+)
+
+
 def read_fields(path: str | os.PathLike[str]) -> dict:
     """Read a YAML or JSON file with fields of a config."""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise BQNESError(f"config file {path} cannot be read ({error.strerror}).") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

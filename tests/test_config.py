@@ -22,15 +22,19 @@ def test_a_file_changes_a_preset_and_fields_change_both(tmp_path):
     assert config.search.initial == PRESETS["tiny"].search.initial
     assert config.search.warp.temperature == 64 and config.data.split == (100, 0.1, 50)
     assert config.train.network.cells == 2 and config.train.network.channels == 4
+    path.write_text("train: {learning_rate: 1e-3, weight_decay: 5E-04}")
+    assert configure("tiny", path).train.learning_rate == 0.001
     (tmp_path / "empty.yaml").write_text("")
     assert configure("paper", tmp_path / "empty.yaml") == PRESETS["paper"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_config_survives_json(preset):
+def test_a_config_survives_json(preset, tmp_path):
     config = PRESETS[preset]
     content = json.loads(json.dumps(dataclasses.asdict(config)))
     assert updated(RunConfig(), content) == config
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert configure("tiny", tmp_path / "config.json") == config
 
 
 @pytest.mark.parametrize(

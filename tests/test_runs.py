@@ -7,8 +7,10 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax import runs
+from bqnes_jax.cli import main
 from bqnes_jax.config import PRESETS, load_data, updated
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import write_json
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -63,6 +65,24 @@ def test_slices_are_searched_and_the_ensemble_predicts(tmp_path):
     other = dataclasses.replace(CONFIG, seed=1)
     with pytest.raises(BQNESError, match="has seed = 0, not 1"):
         bqnes_jax.search(other, tmp_path / "run")
+
+
+def test_algorithms_are_compared_on_slices(tmp_path, capsys):
+    """From the command line, with a config file."""
+    differing = {name: dataclasses.asdict(CONFIG)[name] for name in ("data", "search", "supernet")}
+    write_json(tmp_path / "config.json", differing)
+    command = ["compare", "--space", "slimmable", "--config", str(tmp_path / "config.json")]
+    command += ["--algorithms", "Random", "NES-RE", "--sizes", "2", "--seeds", "2"]
+    command += ["--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:]] == [
+        ["Random", "2", "0"],
+        ["Random", "2", "1"],
+        ["NES-RE", "2", "0"],
+        ["NES-RE", "2", "1"],
+    ]
+    assert "over 2 seeds" in capsys.readouterr().out
 
 
 def test_both_a_config_and_fields_are_refused():

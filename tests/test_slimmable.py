@@ -219,7 +219,7 @@ def test_coordinates_are_fractions_of_the_largest(precision, tolerance):
 
 
 @single
-@pytest.mark.parametrize("name", ["us", "evolution", "random", "ei"])
+@pytest.mark.parametrize("name", ["us", "evolution", "random", "ei", "posterior"])
 def test_strategies_search_it(name, key):
     """Wider is better here: each strategy spends its budget on different, canonical ones."""
     config = SearchConfig(
