@@ -10,7 +10,7 @@ searches on one supernet.
     python benchmarks/slimmable.py --datasets digits
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -79,8 +79,8 @@ class Options:
     """Slices that a search evaluates, 10 of them to begin with."""
     stores: Path = Path("stores")
     """Where supernets and predictions are kept."""
-    out: Path = RESULTS / "slimmable.json"
-    """Where to write the results."""
+    out: Path = RESULTS
+    """Where to write the results, a file slimmable-<dataset>.json for each data set."""
 
 
 def compare(name: str, options: Options) -> list[Row]:
@@ -132,7 +132,6 @@ def what_was_scaled_down(name: str) -> str:
 
 
 def main(options: Options) -> None:
-    results = {}
     for name in options.datasets:
         rows = compare(name, options)
         table = []
@@ -143,15 +142,13 @@ def main(options: Options) -> None:
         columns = ["", "M", "accuracy %", "ECE", "log-lik.", "paper: accuracy", "ECE", "log-lik."]
         show(f"{name}, {options.seeds} searches; * best of its size, or as good", columns, table)
         console.print(what_was_scaled_down(name))
-        results[name] = {
-            "scaled down": what_was_scaled_down(name),
-            **{
-                f"{row.algorithm}, {row.size}": {metric: getattr(row, metric) for metric in METRICS}
-                for row in rows
-            },
+        results = {
+            f"{row.algorithm}, {row.size}": {metric: getattr(row, metric) for metric in METRICS}
+            for row in rows
         }
-        used = asdict(options) | {"stores": str(options.stores), "out": ""}
-        write(options.out, {"options": used, "jax": jax.__version__, **results})
+        used = {"seeds": options.seeds, "budget": options.budget, "jax": jax.__version__}
+        content = {"scaled down": what_was_scaled_down(name), **used, "results": results}
+        write(options.out / f"slimmable-{name}.json", content)
 
 
 if __name__ == "__main__":
