@@ -24,11 +24,12 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import METRICS, Row, compare_live, summarise, written
 from bqnes_jax.config import PRESETS, RunConfig, load_data, updated
+from bqnes_jax.data import Dataset, Split
 from bqnes_jax.live import stored_evaluator, stored_predictor
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.models import MobileNetConfig
 from bqnes_jax.store import Store
-from bqnes_jax.trainers import make_trainer
+from bqnes_jax.trainers import Trainer, make_trainer
 
 _SHRUNK = {
     "data": {"size": 8, "split": [4000, 1000, 2000]},
@@ -41,6 +42,8 @@ TASKS: dict[str, RunConfig] = {
         for name in ("cifar10_subset", "cifar100_subset")
     },
 }
+
+SEARCH = SearchConfig(batch=2)  # 10 slices to begin with, 150 in all
 
 # Accuracy, ECE and log-likelihood on the test set: Hamid et al. 2023, table "supernet".
 PAPER = {
@@ -75,20 +78,23 @@ class Options:
     """Numbers of members."""
     seeds: int = 10
     """Searches of each algorithm, on one supernet."""
-    budget: int = 150
-    """Slices that a search evaluates, 10 of them to begin with."""
     stores: Path = Path("stores")
     """Where supernets and predictions are kept."""
     out: Path = RESULTS
     """Where to write the results, a file slimmable-<dataset>.json for each data set."""
 
 
-def compare(name: str, options: Options) -> list[Row]:
-    task, folder = TASKS[name], options.stores / f"slimmable-{name}"
-    dataset, data = load_data(task)
+def open_store(name: str, stores: Path) -> tuple[Trainer, Store, Dataset, Split]:
+    """Train the supernet, or read it, and open the store of its slices."""
+    folder = stores / f"slimmable-{name}"
+    dataset, data = load_data(TASKS[name])
     with progress_bar(f"supernet on {name}") as progress:
-        trainer = make_trainer(task, dataset, data, folder, progress=progress)
-    store = Store.open(folder / "store", trainer.manifest)
+        trainer = make_trainer(TASKS[name], dataset, data, folder, progress=progress)
+    return trainer, Store.open(folder / "store", trainer.manifest), dataset, data
+
+
+def compare(name: str, options: Options) -> list[Row]:
+    trainer, store, _, data = open_store(name, options.stores)
     predict, labels = stored_predictor(store, trainer.space), jnp.asarray(data.test.labels)
     searches = len({find(algorithm).strategy for algorithm in options.algorithms})
     done = 0
@@ -98,7 +104,7 @@ def compare(name: str, options: Options) -> list[Row]:
         done += more
         progress(min(done, total), total)
 
-    total = searches * options.seeds * options.budget
+    total = searches * options.seeds * SEARCH.budget
     with progress_bar(f"slices of {name}") as progress:
         evaluate = stored_evaluator(store, trainer, report=count)
         largest = jnp.asarray(trainer.space.largest)[None]
@@ -114,7 +120,7 @@ def compare(name: str, options: Options) -> list[Row]:
             options.algorithms,
             options.sizes,
             options.seeds,
-            SearchConfig(budget=options.budget, batch=2),
+            SEARCH,
         )
     return [Row("Largest network", 1, *np.array(metrics)), *rows]
 
@@ -146,7 +152,7 @@ def main(options: Options) -> None:
             f"{row.algorithm}, {row.size}": {metric: getattr(row, metric) for metric in METRICS}
             for row in rows
         }
-        used = {"seeds": options.seeds, "budget": options.budget, "jax": jax.__version__}
+        used = {"seeds": options.seeds, "budget": SEARCH.budget, "jax": jax.__version__}
         content = {"scaled down": what_was_scaled_down(name), **used, "results": results}
         write(options.out / f"slimmable-{name}.json", content)
 

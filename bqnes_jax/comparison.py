@@ -105,11 +105,26 @@ def compare_live(
     """
     for name in names:
         live.trainable(name)
+    choose = choose_live(space, evaluate, seeds, config)
+    return _compare(names, sizes, seeds, choose, predict, test_labels, report)
+
+
+def choose_live(
+    space: Space,
+    evaluate: Evaluate,
+    seeds: int,
+    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+) -> Choose:
+    """Return a function (algorithm, size) that returns the ensembles of all seeds.
+
+    It searches once for each strategy; see `compare_live`.
+    """
 
     @functools.cache
     def searched(strategy: str, config: SearchConfig):
         made = candidates.make(strategy, space, None, config)
-        found = [live.search(made, config, jax.random.key(i), evaluate) for i in range(seeds)]
+        keys = [jax.random.key(seed) for seed in range(seeds)]
+        found = live.search_all(made, config, keys, evaluate)
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
 
     def choose(name: str, size: int) -> Chosen:
@@ -118,7 +133,7 @@ def compare_live(
         found = searched(algorithm.strategy, budgeted)
         return _select_all(algorithm, space, size, budgeted, *found)
 
-    return _compare(names, sizes, seeds, choose, predict, test_labels, report)
+    return choose
 
 
 def _compare(names, sizes, seeds, choose: Choose, predict: Predict, test_labels, report):

@@ -5,7 +5,7 @@ that was stopped, by Ctrl-C or by a crash, does the same steps again from there,
 anything twice, and ends with the same result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from bqnes_jax.types import PRNGKey
 
 Report = Callable[[Info, History], None]
 Count = Callable[[int], None]
+Found = tuple[History, Info]
+Searching = Generator[Architectures, Outcome, Found]
 Predict = Callable[[Architectures], Float[Array, "M m classes"]]
 
 
@@ -91,12 +93,27 @@ def search(
     key: PRNGKey,
     evaluate: Evaluate,
     report: Report | None = None,
-) -> tuple[History, Info]:
+) -> Found:
     """Do what `algorithms.search` does, in a loop on the host; `report` is called at every step."""
+    return _in_step([_searching(strategy, config, key, report)], evaluate)[0]
+
+
+def search_all(
+    strategy: Strategy, config: SearchConfig, keys: Sequence[PRNGKey], evaluate: Evaluate
+) -> list[Found]:
+    """Do several searches in step, so that what all of them ask for is trained together."""
+    return _in_step([_searching(strategy, config, key) for key in keys], evaluate)
+
+
+def _searching(
+    strategy: Strategy, config: SearchConfig, key: PRNGKey, report: Report | None = None
+) -> Searching:
+    """Yield the architectures to evaluate; what that gave is sent back."""
     init_key, steps_key = jax.random.split(key)
     state, info = strategy.init(init_key)
     steps = -(-(config.budget - config.initial) // config.batch) + 1
-    state = record(state, evaluate(info.archs)._replace(scores=info.scores))
+    outcome = yield info.archs
+    state = record(state, outcome._replace(scores=info.scores))
     trace: list[Info] = []
     for step_key in jax.random.split(steps_key, steps):
         state, info = strategy.choose(step_key, state)
@@ -105,9 +122,23 @@ def search(
             report(info, state.history)
         left = config.budget - int(info.count)
         if left:
-            outcome = evaluate(info.archs[:left])
+            outcome = yield info.archs[:left]
             state = record(state, outcome._replace(scores=info.scores[:left]))
     return state.history, jax.tree.map(lambda *leaves: jnp.stack(leaves), *trace)
+
+
+def _in_step(searches: list[Searching], evaluate: Evaluate) -> list[Found]:
+    """Evaluate what all searches ask for, as often as they ask: all have the same steps."""
+    asked, found = [next(search) for search in searches], []
+    while not found:
+        outcome = evaluate(jnp.concatenate(asked))
+        each = jax.tree.map(lambda leaf: leaf.reshape(len(asked), -1, *leaf.shape[1:]), outcome)
+        for i, search in enumerate(searches):
+            try:
+                asked[i] = search.send(jax.tree.map(lambda leaf, i=i: leaf[i], each))
+            except StopIteration as stop:
+                found.append(stop.value)
+    return found
 
 
 def trainable(name: str) -> Pair:

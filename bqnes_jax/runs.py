@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from bqnes_jax import algorithms, candidates, live
 from bqnes_jax.config import (
@@ -234,6 +234,21 @@ class Run:
         predict = live.stored_predictor(self.store, self.space, self.config.seed)
         return predict(jnp.asarray(self.found.archs[np.asarray(members)], jnp.int32))
 
+    def log_probabilities(
+        self, members: ArrayLike, images: Shaped[np.ndarray, "n h w c"]
+    ) -> Float[Array, "k n classes"]:
+        """Return what candidates, by number, say about images like those they were trained on."""
+        archs = self.found.archs[np.asarray(members)].astype(np.int32)
+        texts = [self.space.to_string(arch) for arch in archs]
+        weights = np.stack([self.store.weights(text, self.config.seed) for text in texts])
+        classes, moments = int(self.found.classes), self.found.moments
+        if self.config.space == "nats":
+            network = train_config(self.config, classes).network
+            return predict_cells(network, weights, archs, images, moments)
+        supernet = supernet_config(self.config, classes)
+        shared = _read_array(self.directory / _SHARED)
+        return predict_slices_of(supernet, shared, weights, archs, images, moments)
+
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
@@ -278,19 +293,10 @@ class Ensemble:
 
         Larger images than those the networks saw are shrunk as those were.
         """
-        run = self.run
-        brightness = float(run.found.moments[0].mean())
-        images = as_images(images, run.found.image_shape, run.config.data.size, brightness)
-        archs, classes = self.archs.astype(np.int32), int(run.found.classes)
-        if run.config.space == "nats":
-            network = train_config(run.config, classes).network
-            log_probs = predict_cells(network, self._weights, archs, images, run.found.moments)
-        else:
-            supernet = supernet_config(run.config, classes)
-            shared = _read_array(run.directory / _SHARED)
-            log_probs = predict_slices_of(
-                supernet, shared, self._weights, archs, images, run.found.moments
-            )
+        found = self.run.found
+        brightness = float(found.moments[0].mean())
+        images = as_images(images, found.image_shape, self.run.config.data.size, brightness)
+        log_probs = self.run.log_probabilities(self.members, images)
         return jnp.exp(ensemble_log_probabilities(self.weights, log_probs))
 
     def save(self) -> None:
@@ -306,10 +312,6 @@ class Ensemble:
                     "architectures": self.texts,
                 },
             )
-
-    @functools.cached_property
-    def _weights(self) -> Float[np.ndarray, "M w"]:
-        return np.stack([self.run.store.weights(t, self.run.config.seed) for t in self.texts])
 
 
 def measure(probabilities: ArrayLike, labels: ArrayLike) -> Metrics:
