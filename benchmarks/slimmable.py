@@ -109,9 +109,8 @@ def compare(name: str, options: Options) -> list[Row]:
         evaluate = stored_evaluator(store, trainer, report=count)
         largest = jnp.asarray(trainer.space.largest)[None]
         evaluate(largest)
-        metrics = [
-            metric(predict(largest)[0], labels) for metric in (accuracy, ece, log_likelihood)
-        ]
+        alone = predict(largest)[0], labels
+        metrics = [[accuracy(*alone)], [ece(*alone)], [log_likelihood(*alone)]]
         rows = compare_live(
             trainer.space,
             evaluate,

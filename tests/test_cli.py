@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import bqnes_jax
+from bqnes_jax import robustness
 from bqnes_jax.cli import main
 from bqnes_jax.config import load_data
 from bqnes_jax.errors import BQNESError
@@ -131,6 +132,36 @@ def test_dark_images_are_asked_about(folder, finished):
     ensemble = Run.load(folder / "run").saved_ensemble()
     with pytest.warns(UserWarning, match="were they scaled to 0 … 255"):
         ensemble.predict(np.full((1, 4, 4), 16.0))
+
+
+def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, monkeypatch):
+    """A second time only what is new is measured, unless the ensemble is another."""
+    shutil.copytree(folder / "run", folder / "shifted")
+    asked = []
+    measure = robustness.study
+
+    def counted(predict, weights, shifted, under):
+        asked.append(list(under))
+        return measure(predict, weights, shifted, under)
+
+    monkeypatch.setattr(robustness, "study", counted)
+    command = ["robustness", str(folder / "shifted"), "--severities", "5", "--corruptions"]
+    robustness.of_run(Run.load(folder / "shifted"), ("contrast",), (5,))
+    assert main([*command, "contrast", "gaussian_noise"]) == 0
+    assert asked == [[("clean", 0), ("contrast", 5)], [("gaussian_noise", 5)]]
+    out = capsys.readouterr().out
+    assert "averaged over 2 corruptions" in out and "gaussian_noise" in out
+    page = (folder / "shifted" / "report.html").read_text()
+    assert "Dataset shift" in page and "<td>gaussian noise</td>" in page
+    assert (folder / "shifted" / "plots" / "shift-ece.png").is_file()
+    run = Run.load(folder / "shifted")
+    own = run.saved_ensemble().metrics
+    np.testing.assert_allclose(robustness.load(run).clean[0], own, rtol=1e-2, atol=0.02)
+
+    run.ensemble(2, "top").save()
+    assert robustness.load(run) is None
+    assert main([*command, "rain"]) == 1
+    assert "corruption is 'rain'; allowed are" in capsys.readouterr().err
 
 
 def test_another_ensemble_is_selected_without_training(folder, finished, capsys):

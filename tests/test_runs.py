@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import bqnes_jax
-from bqnes_jax import runs
+from bqnes_jax import robustness, runs
 from bqnes_jax.cli import main
 from bqnes_jax.config import PRESETS, load_data, updated
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_json
+from bqnes_jax.runs import measure
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -58,6 +59,11 @@ def test_slices_are_searched_and_the_ensemble_predicts(tmp_path):
     predicted = ensemble.predict(test.images)
     np.testing.assert_allclose(predicted, ensemble.test_probabilities, atol=2e-3)  # float16 stored
     assert ensemble.weights.tolist() == [0.5, 0.5]
+
+    study = robustness.of_run(again, ("contrast",), (5,))
+    of_clean = [measure(predicted, test.labels), again.ensemble(1, "top").metrics]
+    np.testing.assert_allclose(study.clean, np.array(of_clean), atol=0.02)
+    assert study.shifted.shape == (2, 1, 1, 3) and np.isfinite(study.shifted).all()
 
     (tmp_path / "run" / "supernet.npy").unlink()
     with pytest.raises(BQNESError, match=r"supernet\.npy is damaged or not there"):

@@ -1,7 +1,8 @@
-"""Images in: data sets, how they are split, and what networks see of them."""
+"""Images in: data sets, how they are split, corrupted, and what networks see of them."""
 
 from bqnes_jax.data.archives import PUBLISHED, Dataset, Images, how_to_get
 from bqnes_jax.data.augment import NO_AUGMENTATION, AugmentConfig, augment
+from bqnes_jax.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupt
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.prepared import prepare
 from bqnes_jax.data.sources import Available, available, data_directory, downsample, load
@@ -16,8 +17,11 @@ from bqnes_jax.data.splits import (
 )
 
 __all__ = [
+    "CORRUPTIONS",
+    "FAMILIES",
     "NO_AUGMENTATION",
     "PUBLISHED",
+    "SEVERITIES",
     "AugmentConfig",
     "Available",
     "Dataset",
@@ -28,6 +32,7 @@ __all__ = [
     "available",
     "channel_moments",
     "check_images",
+    "corrupt",
     "data_directory",
     "downsample",
     "fingerprint",

@@ -86,17 +86,8 @@ def find_prepared(name: str, directory: Path) -> Path | None:
 
 def read_prepared(name: str, folder: Path) -> Dataset:
     """Read a data set that `prepare`, or TFDS itself, wrote as `array_record`."""
-    import tensorflow_datasets as tfds
-
     with damaged_means_refused(folder):
-        info = json.loads((folder / "dataset_info.json").read_bytes())
-        if info.get("fileFormat") != "array_record":
-            again = how_to_get(name) if name in PUBLISHED else "prepare it again."
-            raise BQNESError(
-                f"{folder} was prepared as {info.get('fileFormat', 'tfrecord')}, which only "
-                f'TensorFlow reads; prepare it with file_format="array_record", or {again}'
-            )
-        builder = tfds.builder_from_directory(folder)
+        builder = _open(folder, how_to_get(name) if name in PUBLISHED else "prepare it again.")
         features = builder.info.features
         if not {"image", "label"} <= set(features or ()) or "train" not in builder.info.splits:
             raise BQNESError(f"{folder} has no images and labels for training; it is of no use.")
@@ -114,6 +105,25 @@ def read_prepared(name: str, folder: Path) -> Dataset:
             raise ValueError("the checksum of its content differs")
     check_dataset(dataset, folder)
     return dataset
+
+
+def read_test(folder: Path) -> Images:
+    """Read the test images of a prepared data set, which may have no others."""
+    with damaged_means_refused(folder):
+        builder = _open(folder, "get it as arrays.")
+        return _read_split(builder.as_data_source("test"), builder.info.features["image"].shape)
+
+
+def _open(folder: Path, otherwise: str):
+    import tensorflow_datasets as tfds
+
+    info = json.loads((folder / "dataset_info.json").read_bytes())
+    if info.get("fileFormat") != "array_record":
+        raise BQNESError(
+            f"{folder} was prepared as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow "
+            f'reads; prepare it with file_format="array_record", or {otherwise}'
+        )
+    return tfds.builder_from_directory(folder)
 
 
 def _read_split(source, shape: tuple[int, ...]) -> Images:

@@ -19,7 +19,7 @@ import yaml
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from bqnes_jax import algorithms
+from bqnes_jax import algorithms, robustness
 from bqnes_jax.candidates.registry import default_kernel
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_whole, writing
@@ -33,7 +33,7 @@ from bqnes_jax.metrics import (
 from bqnes_jax.report import architectures, html, plots
 from bqnes_jax.report.html import Drawing, Row, Section
 from bqnes_jax.report.plots import Predicted, signed
-from bqnes_jax.runs import Ensemble, Run
+from bqnes_jax.runs import Ensemble, Metrics, Run
 from bqnes_jax.spaces import Space
 from bqnes_jax.surrogates import FitConfig, WarpConfig, wsabi
 
@@ -46,9 +46,13 @@ __all__ = [
     "write_report",
 ]
 
+_SHIFT = ("shift-accuracy", "shift-ece", "shift-log-likelihood")
+_METRICS = ("accuracy, %", "ECE", "log-likelihood")
 _METHODS = ("restack", "recombine", "beam", "corrective")
 # The figures that are not in every report: an older one's must not stay beside a new page.
-_MAY_BE_OLD = re.compile(r"(architecture-\d+|evidence|surrogate|disagreement)\.(png|pdf)")
+_MAY_BE_OLD = re.compile(
+    r"(architecture-\d+|evidence|surrogate|disagreement|shift-[a-z-]+)\.(png|pdf)"
+)
 
 
 def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
@@ -207,6 +211,7 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
     found, labels = run.found, run.found.test_labels
     yield _reliability("reliability", _called(ensemble), ensemble)
     yield _reliability("reliability-single", "Best single", run.ensemble(1, "top"))
+    yield from _under_shift(run)
     probabilities = np.asarray(run.test_probabilities(members))
     alone = (per_member(f, probabilities, labels).tolist() for f in (accuracy, log_likelihood))
     figure = plots.weights(members, ensemble.weights, *alone)
@@ -231,6 +236,30 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
         pairwise = np.asarray(disagreement(probabilities).pairwise)
         figure = plots.disagreement(pairwise, members)
         yield Drawing("disagreement", "how often two members differ", figure)
+
+
+def _under_shift(run: Run) -> Iterator[Drawing]:
+    """Draw metrics against severity, where `bqnes robustness` has measured them."""
+    study = robustness.load(run)
+    if study is None:
+        return
+    severities = (0, *study.severities)
+    clean = np.broadcast_to(study.clean[:, None, None], (*study.shifted.shape[:2], 1, 3))
+    every = np.concatenate([clean, study.shifted], axis=2)
+    for i, (name, called) in enumerate(zip(_SHIFT, _METRICS, strict=True)):
+        scale = 100 if i == 0 else 1
+        each, single = scale * every[0, :, :, i], scale * every[1, :, :, i].mean(axis=0)
+        figure = plots.under_shift(severities, each, single, called)
+        yield Drawing(name, f"{called} against the severity of corruptions", figure)
+
+
+def _by_corruption(run: Run) -> str:
+    study = robustness.load(run)
+    if study is None:
+        return ""
+    own, single = ([Metrics(*row) for row in one] for one in study.shifted.mean(axis=2))
+    names = [name.replace("_", " ") for name in study.corruptions]
+    return html.paired_table("Corruption", names, list(zip(own, single, strict=True)))
 
 
 def _reliability(name: str, title: str, ensemble: Ensemble) -> Drawing:
@@ -275,6 +304,7 @@ def _sections(
     bodies = {
         "Results": html.table(rows, own),
         "Calibration": drawn("reliability", "reliability-single"),
+        "Dataset shift": drawn(*_SHIFT) + _by_corruption(ensemble.run),
         "Weights": drawn("weights"),
         "Architectures": drawn(*(f"architecture-{member}" for member in ensemble.members)),
         "Search": drawn("likelihoods", "evidence"),
@@ -285,6 +315,8 @@ def _sections(
         + html.block(_config(ensemble.run))
         + html.definitions(ensemble.run.versions),
     }
+    if _SHIFT[0] not in drawings:
+        del bodies["Dataset shift"]
     if "evidence" not in drawings:
         bodies["Search"] += html.paragraph("The evidence was never positive.")
     fills = {

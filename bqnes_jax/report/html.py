@@ -35,6 +35,9 @@ th { width: 21%; font-weight: 600; font-size: .8125rem; color: #555; vertical-al
 th:nth-child(1) { width: 26%; }
 th:nth-child(2) { width: 12%; }
 th:nth-child(4) { width: 19%; }
+.figures + table { margin-top: 1rem; }
+.plain th:nth-child(n) { width: auto; }
+.plain small { color: #666; }
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
 td b { font-weight: 700; }
 tr.own td { background: #eaf3fa; }
@@ -96,6 +99,11 @@ HOW_TO_READ = {
         "before it was chosen, and the dashed line is where predictions are right; ℓ is the "
         "tempered likelihood: log ℓ is the log-likelihood divided by {temperature:g}."
     ),
+    "Dataset shift": (
+        "On corrupted test images, members and weights being those for clean ones: averages over "
+        "all corruptions, with a pale line for each, and below them each corruption averaged over "
+        "its severities, the best single network in small letters."
+    ),
     "Disagreement": (
         "How often two members predict different classes for a test image: those that differ more "
         "can correct more of each other's mistakes."
@@ -104,6 +112,9 @@ HOW_TO_READ = {
         "Save the config as config.yaml, and give the command; the versions are those it ran with."
     ),
 }
+
+
+_METRICS = ("Accuracy %", "ECE", "Log-lik.")
 
 
 class Row(NamedTuple):
@@ -162,9 +173,23 @@ def table(rows: Sequence[Row], own: Row) -> str:
         cells = "".join(map(_cell, row.metrics, shown, best))
         mark = ' class="own"' if row == own else ""
         lines.append(f"<tr{mark}><td>{_name(row)}</td><td>{row.size}</td>{cells}</tr>\n")
-    head = ("Ensemble", "Size", "Accuracy %", "ECE", "Log-lik.")
+    head = ("Ensemble", "Size", *_METRICS)
     return (
         f"<table>\n<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>\n"
+        f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n"
+    )
+
+
+def paired_table(first: str, names: Sequence[str], pairs: Sequence[tuple[Metrics, Metrics]]) -> str:
+    """Return a table with two values in each cell, the second below the first in small letters."""
+    lines = []
+    for name, (above, below) in zip(names, pairs, strict=True):
+        texts = zip(_texts(above), _texts(below), strict=True)
+        cells = "".join(f"<td>{a}<br><small>{b}</small></td>" for a, b in texts)
+        lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>\n")
+    head = "".join(f"<th>{name}</th>" for name in (escape(first), *_METRICS))
+    return (
+        f'<table class="plain">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n"
     )
 

@@ -227,6 +227,25 @@ def disagreement(pairwise: Float[np.ndarray, "M M"], members: Int[np.ndarray, " 
     return figure
 
 
+def under_shift(
+    severities: Sequence[int],
+    each: Float[np.ndarray, "corruptions severities"],
+    single: Float[np.ndarray, " severities"],
+    name: str,
+) -> Figure:
+    """Draw a metric of an ensemble against severity, for each corruption and on average."""
+    figure, axes = _figure("", "severity of the corruption", name, 3.2)
+    for i, values in enumerate(each):
+        label = "each corruption" if i == 0 else None
+        axes.plot(severities, values, color=PALE, linewidth=0.8, label=label)
+    style = {"linewidth": 1.6, "markersize": 4.5}
+    axes.plot(severities, single, "s--", color=ORANGE, label="best single", **style)
+    axes.plot(severities, each.mean(axis=0), "o-", color=BLUE, label="ensemble", **style)
+    axes.set_xticks(severities, ["clean" if s == 0 else str(s) for s in severities])
+    _legend(figure)
+    return figure
+
+
 def shown_range(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Return from where to where values are drawn; hopeless ones lie below, and at its edge.
 

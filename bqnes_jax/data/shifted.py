@@ -1,0 +1,124 @@
+"""Test images under dataset shift: corrupted here, or as published (CIFAR-10-C).
+
+Both are a function (corruption, severity) -> images with labels; severity 0 is the clean images.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from bqnes_jax.data.archives import Dataset, Images, damaged_means_refused
+from bqnes_jax.data.corruptions import CORRUPTIONS, corrupt
+from bqnes_jax.data.prepared import read_test
+from bqnes_jax.data.splits import SplitIndices
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.types import PRNGKey
+
+CLEAN = "clean"
+Shifted = Callable[[str, int], Images]
+
+_AT_ONCE = 1024  # images corrupted together: what a corruption needs on the way may be large
+_SEVERITIES = 5
+# What TFDS calls differently.
+_TFDS_NAMES = {"elastic_transform": "elastic", "glass_blur": "frosted_glass_blur"}
+
+
+def corrupted(key: PRNGKey, test: Images) -> Shifted:
+    """Corrupt test images as they are asked for; a corruption's random numbers are always the same.
+
+    Example:
+        >>> from bqnes_jax.data import load
+        >>> images, labels = load("digits").train
+        >>> shifted = corrupted(jax.random.key(0), Images(images[:5], labels[:5]))
+        >>> shifted("fog", 3).images.shape
+        (5, 8, 8, 1)
+    """
+
+    def shifted(name: str, severity: int) -> Images:
+        if name == CLEAN:
+            return test
+        own = jax.random.fold_in(key, list(CORRUPTIONS).index(name))
+        parts = []
+        for start in range(0, len(test.labels), _AT_ONCE):
+            part = jnp.asarray(test.images[start : start + _AT_ONCE])
+            parts.append(np.asarray(corrupt(name, jax.random.fold_in(own, start), part, severity)))
+        return Images(np.concatenate(parts), test.labels)
+
+    return shifted
+
+
+def published(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndices) -> Shifted:
+    """Read corrupted test images that others made.
+
+    Args:
+        path: the folder CIFAR-10-C or CIFAR-100-C (`fog.npy`, …, `labels.npy`), or the folder
+            `cifar10_corrupted` that TFDS prepared as `array_record`.
+        dataset: whose test images were corrupted, all of them and in their size.
+        places: which of its images are used for what: none that is validated on is tested on.
+    """
+    path = Path(path)
+    if (path / "labels.npy").is_file():
+        return _from_arrays(path, dataset, places.test)
+    if any(path.glob("*_1/*/dataset_info.json")):
+        return _from_tfds(path, dataset, places)
+    raise BQNESError(
+        f"{path} holds no corrupted images; give the unpacked folder CIFAR-10-C (with labels.npy), "
+        "or the folder cifar10_corrupted that TFDS prepared."
+    )
+
+
+def _from_arrays(path: Path, dataset: Dataset, places: Int[np.ndarray, " m"]) -> Shifted:
+    clean, n = dataset.test, len(dataset.test.labels)
+    with damaged_means_refused(path / "labels.npy"):
+        labels = np.load(path / "labels.npy", allow_pickle=False)
+    _check_labels(path, np.asarray(labels[:n]), clean.labels, len(labels) == _SEVERITIES * n)
+
+    def shifted(name: str, severity: int) -> Images:
+        if name == CLEAN:
+            return Images(clean.images[places], clean.labels[places])
+        file = path / f"{name}.npy"
+        with damaged_means_refused(file):
+            every = np.load(file, mmap_mode="r", allow_pickle=False)
+            if every.shape != (len(labels), *clean.images.shape[1:]) or every.dtype != np.uint8:
+                raise ValueError(f"its shape is {every.shape}")
+            return Images(every[(severity - 1) * n + places], clean.labels[places])
+
+    return shifted
+
+
+def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
+    clean = dataset.test
+    if places.valid_from == "test":
+        raise BQNESError(
+            f"{path} has its images in another order, so that the validation images among them are "
+            "not known; use the folder CIFAR-10-C, or validate on images of the training set."
+        )
+
+    def shifted(name: str, severity: int) -> Images:
+        if name == CLEAN:
+            return clean
+        folders = sorted(path.glob(f"{_TFDS_NAMES.get(name, name)}_{severity}/*"))
+        if not folders:
+            raise BQNESError(f"{path} has no {name} of severity {severity}.")
+        found = read_test(folders[-1])
+        if found.images.shape != clean.images.shape:
+            raise BQNESError(
+                f"{folders[-1]} has images of shape {found.images.shape}, the test set "
+                f"{clean.images.shape}; it is of another data set."
+            )
+        return found
+
+    return shifted
+
+
+def _check_labels(path: Path, found: np.ndarray, clean: np.ndarray, as_many: bool) -> None:
+    if not as_many or not np.array_equal(found, clean):
+        raise BQNESError(
+            f"{path} has other labels than the {len(clean)} test images of the run; it is of "
+            "another data set."
+        )

@@ -1,0 +1,228 @@
+"""How ensembles do on test images that are not like those they were validated on.
+
+Validation images stay clean, as in the paper: members and weights are what they were, and only the
+test images are corrupted.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+from bqnes_jax.config import TaskConfig, load_data
+from bqnes_jax.data import Images, downsample, read_split, split_indices
+from bqnes_jax.data.corruptions import CORRUPTIONS
+from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
+from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files import read_json, write_json, writing
+from bqnes_jax.metrics import accuracy, ece
+from bqnes_jax.runs import Ensemble, Run
+
+SEVERITIES = (1, 3, 5)  # the paper's
+NAMES = ("ensemble", "best single")  # what of a run is studied
+_FILE = "robustness.json"
+
+Condition = tuple[str, int]  # corruption and severity
+Predict = Callable[[UInt8[np.ndarray, "n h w c"]], Float[Array, "members n classes"]]
+Measured = Float[np.ndarray, "ensembles 3"]
+
+
+class Robustness(NamedTuple):
+    """How good ensembles are under shift; the last axis is that of `runs.Metrics`.
+
+    Attributes:
+        names: of the ensembles.
+        corruptions: which.
+        severities: which.
+        clean: on the test images as they are.
+        shifted: on corrupted ones.
+    """
+
+    names: tuple[str, ...]
+    corruptions: tuple[str, ...]
+    severities: tuple[int, ...]
+    clean: Float[np.ndarray, "ensembles 3"]
+    shifted: Float[np.ndarray, "ensembles corruptions severities 3"]
+
+    def by_severity(self) -> Float[np.ndarray, "ensembles severities 3"]:
+        """Average over corruptions, as the paper's table does."""
+        return self.shifted.mean(axis=1)
+
+
+def conditions(
+    corruptions: Sequence[str] = tuple(CORRUPTIONS), severities: Sequence[int] = SEVERITIES
+) -> list[Condition]:
+    """List the clean images first, and then every corruption at every severity."""
+    for name in corruptions:
+        check_choice("corruption", name, tuple(CORRUPTIONS))
+    for severity in severities:
+        check_whole("severity", severity, 1, 5)
+    return [(CLEAN, 0), *((name, severity) for name in corruptions for severity in severities)]
+
+
+def study(
+    predict: Predict,
+    weights: Float[Array, "ensembles members"],
+    shifted: Shifted,
+    under: Iterable[Condition],
+) -> Iterator[tuple[Condition, Measured]]:
+    """Measure ensembles of the same members, one condition after another.
+
+    Args:
+        predict: returns the log-probabilities of all members for images.
+        weights: of the members in each ensemble; 0 for those that do not belong to it.
+        shifted: returns the images of a condition; see `data.shifted`.
+        under: the conditions.
+    """
+    for condition in under:
+        images, labels = shifted(*condition)
+        measured = measure_all(weights, predict(images), jnp.asarray(labels))
+        yield condition, np.asarray(measured, float)
+
+
+@jax.jit
+def measure_all(
+    weights: Float[Array, "ensembles members"],
+    log_probs: Float[Array, "members n classes"],
+    labels: Int[Array, " n"],
+) -> Float[Array, "ensembles 3"]:
+    """Return accuracy, ECE and log-likelihood of every ensemble."""
+    mixtures = jnp.einsum("em,mnc->enc", weights, jnp.exp(log_probs))
+    of_label = jnp.take_along_axis(log_probs, labels[None, :, None], axis=2)[..., 0]
+
+    def of_one(weights, mixture):
+        each = jax.nn.logsumexp(of_label, axis=0, b=weights[:, None])  # does not underflow
+        return jnp.stack([accuracy(mixture, labels), ece(mixture, labels), each.sum()])
+
+    return jax.vmap(of_one)(weights, mixtures)
+
+
+def collect(
+    names: Sequence[str], measured: dict[Condition, Measured], under: Sequence[Condition]
+) -> Robustness:
+    """Put what `study` yields into one array."""
+    corruptions = tuple(dict.fromkeys(name for name, _ in under if name != CLEAN))
+    severities = tuple(dict.fromkeys(severity for _, severity in under if severity))
+    shifted = [[measured[name, severity] for severity in severities] for name in corruptions]
+    shifted = np.moveaxis(np.array(shifted, float), 2, 0)
+    return Robustness(tuple(names), corruptions, severities, measured[CLEAN, 0], shifted)
+
+
+def of_run(
+    run: Run,
+    corruptions: Sequence[str] = tuple(CORRUPTIONS),
+    severities: Sequence[int] = SEVERITIES,
+    path: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Robustness:
+    """Study the saved ensemble of a run, and its best single network, and keep what is found.
+
+    What was measured before, of the same ensemble on the same images, is not measured again.
+
+    Args:
+        run: whose ensemble.
+        corruptions: which.
+        severities: from 1 to 5.
+        path: of published corrupted images (see `data.shifted.published`) instead of own ones.
+        progress: called with (how many conditions are measured, how many there are).
+    """
+    under = conditions(corruptions, severities)
+    ensemble, single = run.saved_ensemble(), run.ensemble(1, "top")
+    members = np.union1d(ensemble.members, single.members)
+    weights = np.stack([_spread(one, members) for one in (ensemble, single)])
+    setting = {"ensemble": _described(ensemble), "images": str(path or "corrupted here")}
+    measured = _read(run, setting)
+    shifted = shifted_test_images(run.config, path)
+    if path is None and not np.array_equal(shifted(CLEAN, 0).labels, run.found.test_labels):
+        raise BQNESError(
+            f"the test images of {run.config.dataset} are not those of run {run.directory}: the "
+            "data have changed since."
+        )
+
+    def predict(images: UInt8[np.ndarray, "n h w c"]) -> Float[Array, "members n classes"]:
+        return run.log_probabilities(members, images)
+
+    missing = [condition for condition in under if condition not in measured]
+    for condition, found in study(predict, jnp.asarray(weights), shifted, missing):
+        measured[condition] = found
+        _write(run, setting, measured)
+        if progress is not None:
+            progress(sum(one in measured for one in under), len(under))
+    return collect(NAMES, measured, under)
+
+
+def load(run: Run) -> Robustness | None:
+    """Return what `of_run` has found for the saved ensemble; None unless all of it is there."""
+    if not (run.directory / _FILE).is_file():
+        return None
+    content = read_json(run.directory / _FILE, "study")
+    ensemble = run.saved_ensemble()
+    try:
+        same = content["setting"]["ensemble"] == _described(ensemble)
+        measured = _measured(content)
+        return collect(NAMES, measured, list(measured)) if same else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def shifted_test_images(task: TaskConfig, path: str | None = None) -> Shifted:
+    """Return the test images of a task under a condition, own or published.
+
+    They are corrupted in the size they come in, and shrunk after that, as the task's images are.
+    """
+    dataset, data = load_data(
+        dataclasses.replace(task, data=dataclasses.replace(task.data, size=None))
+    )
+    if path is None:
+        full = corrupted(jax.random.key(task.seed), data.test)
+    elif task.data.split_file:
+        full = published(path, dataset, read_split(task.data.split_file, dataset))
+    else:
+        places = split_indices(dataset, task.data.split, seed=task.data.split_seed)
+        full = published(path, dataset, places)
+
+    def shifted(name: str, severity: int) -> Images:
+        images, labels = full(name, severity)
+        return Images(downsample(images, task.data.size) if task.data.size else images, labels)
+
+    return shifted
+
+
+def _spread(ensemble: Ensemble, members: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+    """Return the weight of each of these members in an ensemble."""
+    weights = np.zeros(len(members))
+    weights[np.searchsorted(members, ensemble.members)] = ensemble.weights
+    return weights
+
+
+def _described(ensemble: Ensemble) -> dict[str, list]:
+    return {"members": ensemble.members.tolist(), "weights": ensemble.weights.round(6).tolist()}
+
+
+def _read(run: Run, setting: dict) -> dict[Condition, Measured]:
+    """Read what was measured before in the same setting."""
+    if not (run.directory / _FILE).is_file():
+        return {}
+    content = read_json(run.directory / _FILE, "study")
+    return _measured(content) if content.get("setting") == setting else {}
+
+
+def _measured(content: dict) -> dict[Condition, Measured]:
+    measured = {}
+    for name, values in content["measured"].items():
+        corruption, _, severity = name.partition("-")
+        measured[corruption, int(severity)] = np.array(values, float)
+    return measured
+
+
+def _write(run: Run, setting: dict, measured: dict[Condition, Measured]) -> None:
+    values = {
+        f"{corruption}-{severity}": np.where(np.isfinite(found), found.round(6), None).tolist()
+        for (corruption, severity), found in measured.items()
+    }
+    with writing(f"run {run.directory}"):
+        write_json(run.directory / _FILE, {"setting": setting, "measured": values})
