@@ -29,20 +29,20 @@ from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import cell_trainer
 
+_SHRUNK = {
+    "data": {"size": 8, "split": [4000, 1000, 2000]},
+    "train": {
+        "steps": 300,
+        "network": {"channels": 8},
+        "augment": {"flip": True, "padding": 1},
+    },
+}
 TASKS: dict[str, RunConfig] = {
     "digits": PRESETS["tiny"],
-    "cifar10_subset": updated(
-        PRESETS["tiny"],
-        {
-            "dataset": "cifar10_subset",
-            "data": {"size": 8, "split": [4000, 1000, 2000]},
-            "train": {
-                "steps": 300,
-                "network": {"channels": 8},
-                "augment": {"flip": True, "padding": 1},
-            },
-        },
-    ),
+    **{
+        name: updated(PRESETS["tiny"], {"dataset": name, **_SHRUNK})
+        for name in ("cifar10_subset", "cifar100_subset")
+    },
 }
 
 
@@ -50,10 +50,10 @@ TASKS: dict[str, RunConfig] = {
 class Options:
     """Train what is missing, and judge it."""
 
-    datasets: tuple[str, ...] = tuple(TASKS)
-    """Which of the two."""
+    datasets: tuple[str, ...] = ("digits", "cifar10_subset")
+    """Which; there is cifar100_subset, too."""
     count: int = 128
-    """Architectures trained on CIFAR-10; of digits the package has 1,024."""
+    """Architectures trained on CIFAR; of digits the package has 1,024."""
     repeated: int = 24
     """Architectures trained with several seeds."""
     seeds: int = 4

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from shared import RESULTS, console, show, with_error, write
-from slimmable import SEARCH, TASKS, open_store, what_was_scaled_down
+from against_paper import Results, show_beside
+from shared import RESULTS, console, write
+from slimmable import LIKE, SEARCH, TASKS, open_store, what_was_scaled_down
 
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import choose_live
@@ -24,30 +25,16 @@ from bqnes_jax.config import supernet_config
 from bqnes_jax.data import channel_moments
 from bqnes_jax.live import stored_evaluator
 from bqnes_jax.prediction import predict_slices_of
-from bqnes_jax.robustness import SEVERITIES, collect, conditions, shifted_test_images, study
+from bqnes_jax.robustness import (
+    SEVERITIES,
+    Robustness,
+    collect,
+    conditions,
+    shifted_test_images,
+    study,
+)
 
 _AT_ONCE = 8  # slices that predict together
-
-# Severity 1, 3 and 5 for M = 3, 5, 10: Hamid et al. 2023, table "robustness". Its log-likelihoods
-# are sums over all corruptions; here they are means over them.
-PAPER = {
-    "cifar10_subset": {
-        ("NES-RE", 3): ("86.2, .046", "73.2, .147", "55.5, .285"),
-        ("NES-RE", 5): ("86.3, .046", "73.2, .148", "55.5, .286"),
-        ("NES-RE", 10): ("86.3, .043", "73.2, .143", "55.5, .279"),
-        ("BQ-S", 3): ("86.3, .036", "73.3, .131", "55.7, .265"),
-        ("BQ-S", 5): ("86.2, .032", "73.2, .125", "55.5, .260"),
-        ("BQ-S", 10): ("86.2, .029", "73.4, .120", "55.6, .254"),
-    },
-    "cifar100_subset": {
-        ("NES-RE", 3): ("62.4, .151", "49.2, .235", "34.0, .339"),
-        ("NES-RE", 5): ("62.4, .155", "49.2, .239", "34.0, .344"),
-        ("NES-RE", 10): ("62.5, .145", "49.3, .227", "34.1, .331"),
-        ("BQ-S", 3): ("62.5, .093", "49.5, .193", "34.2, .291"),
-        ("BQ-S", 5): ("62.6, .103", "49.6, .175", "34.4, .270"),
-        ("BQ-S", 10): ("62.5, .093", "49.6, .163", "34.4, .257"),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class Options:
     """Where to write the results, a file robustness-<dataset>.json for each data set."""
 
 
-def measure(name: str, options: Options):
+def measure(name: str, options: Options) -> tuple[list[tuple[str, int]], Robustness]:
     """Return the names of all ensembles, algorithm by size by seed, and how robust they are."""
     task = TASKS[name]
     trainer, store, dataset, data = open_store(name, options.stores)
@@ -122,38 +109,31 @@ def measure_what_is_missing(name, predict, weights, task, options: Options) -> d
     return found
 
 
+def as_results(pairs: list[tuple[str, int]], robustness: Robustness, seeds: int) -> Results:
+    """Name the means over corruptions as the rows of the paper's table."""
+    clean = robustness.clean[:, None]
+    every = np.concatenate([clean, robustness.by_severity()], axis=1)
+    every = every.reshape(len(pairs), seeds, 1 + len(SEVERITIES), 3)
+    headings = ["clean", *(f"severity {severity}" for severity in SEVERITIES)]
+    return {
+        f"{heading}: {algorithm}, {size}": values[:, i]
+        for i, heading in enumerate(headings)
+        for (algorithm, size), values in zip(pairs, every, strict=True)
+    }
+
+
 def main(options: Options) -> None:
     for name in options.datasets:
         pairs, robustness = measure(name, options)
-        shape = (len(pairs), options.seeds)
-        clean = robustness.clean.reshape(*shape, 1, 3)
-        means = robustness.by_severity().reshape(*shape, len(SEVERITIES), 3)
-        every = np.concatenate([clean, means], axis=2)
-        for i, severity in enumerate((0, *SEVERITIES)):
-            rows = [
-                [
-                    *map(str, pair),
-                    with_error(100 * values[:, i, 0], 2),
-                    with_error(values[:, i, 1], 4),
-                    with_error(values[:, i, 2], 1),
-                    PAPER.get(name, {}).get(pair, ("–",) * 3)[i - 1] if i else "",
-                ]
-                for pair, values in zip(pairs, every, strict=True)
-            ]
-            columns = ["", "M", "accuracy %", "ECE", "log-lik.", "paper: accuracy, ECE"]
-            of = f"severity {severity}, mean over 19 corruptions" if severity else "clean"
-            show(f"{name}: {of}; {options.seeds} searches", columns, rows, names=1)
+        results = as_results(pairs, robustness, options.seeds)
+        title = f"{name}: means over 19 corruptions, {options.seeds} searches"
+        show_beside(title, "table6", LIKE.get(name, "CIFAR-10"), results)
         console.print(what_was_scaled_down(name))
-        each = robustness.shifted.reshape(*shape, *robustness.shifted.shape[1:])
-        results = {
-            f"{algorithm}, {size}": {
-                "clean": clean[i, :, 0],
-                "by severity": means[i],
-                "by corruption, mean over seeds": dict(
-                    zip(robustness.corruptions, each[i].mean(axis=0), strict=True)
-                ),
-            }
-            for i, (algorithm, size) in enumerate(pairs)
+        console.print("The paper's log-likelihoods are sums over corruptions; here they are means.")
+        each = robustness.shifted.reshape(len(pairs), options.seeds, *robustness.shifted.shape[1:])
+        by_corruption = {
+            f"{algorithm}, {size}": dict(zip(robustness.corruptions, values, strict=True))
+            for (algorithm, size), values in zip(pairs, each.mean(axis=1), strict=True)
         }
         content = {
             "scaled down": what_was_scaled_down(name),
@@ -162,6 +142,7 @@ def main(options: Options) -> None:
             "seeds": options.seeds,
             "jax": jax.__version__,
             "results": results,
+            "each corruption by severity, mean over seeds": by_corruption,
         }
         write(options.out / f"robustness-{name}.json", content)
 

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from shared import RESULTS, console, show, write
+from against_paper import from_rows, show_beside
+from shared import RESULTS, console, write
 
 from bqnes_jax.algorithms import find
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
-from bqnes_jax.comparison import METRICS, Row, compare_live, summarise, written
+from bqnes_jax.comparison import Row, compare_live
 from bqnes_jax.config import PRESETS, RunConfig, load_data, updated
 from bqnes_jax.data import Dataset, Split
 from bqnes_jax.live import stored_evaluator, stored_predictor
@@ -45,25 +46,7 @@ TASKS: dict[str, RunConfig] = {
 
 SEARCH = SearchConfig(batch=2)  # 10 slices to begin with, 150 in all
 
-# Accuracy, ECE and log-likelihood on the test set: Hamid et al. 2023, table "supernet".
-PAPER = {
-    "cifar10_subset": {
-        ("NES-RE", 3): ("93.8 ± 0.0", "0.029 ± 0.001", "-1165 ± 5.6"),
-        ("NES-RE", 5): ("93.8 ± 0.0", "0.030 ± 0.001", "-1165 ± 5.5"),
-        ("NES-RE", 10): ("93.8 ± 0.0", "0.030 ± 0.001", "-1159 ± 6.0"),
-        ("BQ-S", 3): ("93.7 ± 0.1", "0.030 ± 0.000", "-1152 ± 5.2"),
-        ("BQ-S", 5): ("93.7 ± 0.1", "0.032 ± 0.000", "-1113 ± 4.1"),
-        ("BQ-S", 10): ("93.8 ± 0.0", "0.031 ± 0.000", "-1098 ± 3.8"),
-    },
-    "cifar100_subset": {
-        ("NES-RE", 3): ("74.2 ± 0.2", "0.072 ± 0.004", "-5136 ± 61.5"),
-        ("NES-RE", 5): ("74.3 ± 0.2", "0.071 ± 0.004", "-5134 ± 60.7"),
-        ("NES-RE", 10): ("74.3 ± 0.2", "0.069 ± 0.004", "-5083 ± 58.4"),
-        ("BQ-S", 3): ("74.4 ± 0.1", "0.063 ± 0.002", "-5021 ± 22.7"),
-        ("BQ-S", 5): ("74.5 ± 0.1", "0.055 ± 0.002", "-4897 ± 25.7"),
-        ("BQ-S", 10): ("74.7 ± 0.1", "0.045 ± 0.001", "-4766 ± 15.9"),
-    },
-}
+LIKE = {"cifar100_subset": "CIFAR-100"}  # whose numbers in the paper stand beside; else CIFAR-10's
 
 
 @dataclass(frozen=True)
@@ -138,19 +121,10 @@ def what_was_scaled_down(name: str) -> str:
 
 def main(options: Options) -> None:
     for name in options.datasets:
-        rows = compare(name, options)
-        table = []
-        for row, cells in zip(rows, summarise(rows), strict=True):
-            ours = [f"{written(c, j)}{' *' if c.best else '  '}" for j, c in enumerate(cells)]
-            paper = PAPER.get(name, {}).get((row.algorithm, row.size), ("–",) * 3)
-            table.append([row.algorithm, str(row.size), *ours, *paper])
-        columns = ["", "M", "accuracy %", "ECE", "log-lik.", "paper: accuracy", "ECE", "log-lik."]
-        show(f"{name}, {options.seeds} searches; * best of its size, or as good", columns, table)
+        results = from_rows(compare(name, options))
+        title = f"{name}: {options.seeds} searches on one supernet"
+        show_beside(title, "table5", LIKE.get(name, "CIFAR-10"), results)
         console.print(what_was_scaled_down(name))
-        results = {
-            f"{row.algorithm}, {row.size}": {metric: getattr(row, metric) for metric in METRICS}
-            for row in rows
-        }
         used = {"seeds": options.seeds, "budget": SEARCH.budget, "jax": jax.__version__}
         content = {"scaled down": what_was_scaled_down(name), **used, "results": results}
         write(options.out / f"slimmable-{name}.json", content)

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from against_paper import SURROGATES, show_beside
 from jax import lax
-from shared import RESULTS, console, make_repeats, show, timed, with_error, write
+from shared import RESULTS, console, make_repeats, timed, write
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.candidates.landscape import Listed
@@ -30,12 +31,7 @@ from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, gp, wsabi
 from bqnes_jax.tables import evaluator, nb201_proxy
 
 MODELS = {"GP": "none", "WSABI-L": "linear", "WSABI-M": "moment"}
-PAPER = {
-    ("cifar100", "GP"): ("6.165 ± 0.116", "0.124 ± 0.013"),
-    ("cifar100", "WSABI-L"): ("5.797 ± 0.043", "-2.741 ± 0.095"),
-    ("imagenet16-120", "GP"): ("9.610 ± 0.626", "0.121 ± 0.012"),
-    ("imagenet16-120", "WSABI-L"): ("4.078 ± 0.058", "-3.437 ± 0.040"),
-}
+LIKE = {"cifar100": "CIFAR-100", "imagenet16-120": "ImageNet16-120"}
 
 
 @dataclass(frozen=True)
@@ -61,12 +57,14 @@ def observed_variance(model, latent):
     return spread if model.warp == "linear" else spread + variance**2 / 2 + variance * noise
 
 
-def make_score(warp: str, landscape: Listed, test):
-    config, test_rows = WarpConfig(warp), landscape.rows(NATS.from_index(test))
+def make_score(warp: str, space, test):
+    """Return a function (table, indices of the training sets) -> RMSE and NLPD of each."""
+    landscape = Listed(space, WL(space))
+    config, test_rows = WarpConfig(warp), landscape.rows(space.from_index(test))
 
     def score(table, index):
         training = ~jnp.isin(index, test)
-        rows = landscape.rows(NATS.from_index(index))
+        rows = landscape.rows(space.from_index(index))
         targets = table.log_likelihoods[index]
         model = wsabi.fit(landscape.kernel, rows, targets, training, config)
         latent = gp.predict(model.latent, test_rows)
@@ -81,23 +79,20 @@ def make_score(warp: str, landscape: Listed, test):
 def main(options: Options) -> None:
     keys = jax.random.split(jax.random.key(0), options.seeds)
     repeats = {name: jax.jit(make_repeats(name, SearchConfig())) for name in ("us", "random")}
-    landscape = Listed(NATS, WL(NATS))
-    result = {"seeds": options.seeds, "paper": {" ".join(k): v for k, v in PAPER.items()}}
-    seconds = 0.0
-    for dataset in ("cifar100", "imagenet16-120"):
-        table, rows = nb201_proxy(dataset), []
+    result, seconds = {"seeds": options.seeds}, 0.0
+    for dataset, like in LIKE.items():
+        table = nb201_proxy(dataset)
         test = jnp.argsort(-table.log_likelihoods)[::25]
         for design, run in repeats.items():
             indices = NATS.index(run(keys, evaluator(table, NATS))[0].archs)
+            scores = {}
             for name, warp in MODELS.items():
-                scores, took = timed(make_score(warp, landscape, test), table, indices)
+                both, took = timed(make_score(warp, NATS, test), table, indices)
+                scores[name] = np.stack(both, axis=1)
                 seconds += took
-                errors, densities = map(np.asarray, scores)
-                result[f"{dataset} {design} {name}"] = {"RMSE": errors, "NLPD": densities}
-                row = [design, name, with_error(errors), with_error(densities)]
-                rows.append(row + list(PAPER.get((dataset, name), ("–", "–"))))
-        columns = ["training set", "surrogate", "RMSE", "NLPD", "paper: RMSE", "paper: NLPD"]
-        show(f"{dataset} (proxy losses), {len(test)} test architectures", columns, rows, names=2)
+            title = f"{dataset}, proxy losses: {design} designs, {len(test)} test architectures"
+            show_beside(title, "table1", like, scores, SURROGATES)
+            result[f"{dataset}, {design}"] = scores
     console.print(f"fitted, predicted and compiled in {seconds:.1f} s")
     write(options.out, result)
 

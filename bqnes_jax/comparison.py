@@ -55,10 +55,15 @@ def compare_on_table(
     seeds: int,
     config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
     report: Callable[[str], None] | None = None,
+    predict: Predict | None = None,
 ) -> list[Row]:
-    """Compare algorithms on a table of predictions, all seeds of a search in one program."""
+    """Compare algorithms on a table of predictions, all seeds of a search in one program.
+
+    Test predictions are those of the table; where they do not fit into memory, `predict` returns
+    those of some architectures.
+    """
     space, table = tabulated.space, tabulated.table
-    if table.log_probs is None or table.probabilities is None:
+    if table.log_probs is None or (table.probabilities is None and predict is None):
         raise BQNESError("the table has no predictions; comparing ensembles needs them.")
     evaluate = evaluator(table, space)
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
@@ -73,10 +78,10 @@ def compare_on_table(
         run = algorithms.make(name, space, size, config=config)
         return jax.jit(lambda keys: lax.map(lambda key: _chosen(run(key, evaluate)), keys))(keys)
 
-    def predict(archs: Int32[Array, "M length"]) -> Float[Array, "M m classes"]:
+    def look_up(archs: Int32[Array, "M length"]) -> Float[Array, "M m classes"]:
         return table.probabilities[space.index(archs)]
 
-    return _compare(names, sizes, seeds, choose, predict, tabulated.test_labels, report)
+    return _compare(names, sizes, seeds, choose, predict or look_up, tabulated.test_labels, report)
 
 
 def compare_live(

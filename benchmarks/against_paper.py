@@ -1,0 +1,129 @@
+"""What is measured here beside what the paper reports, and whether what it claims holds here."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from shared import show
+
+from bqnes_jax.comparison import Row
+
+# Row -> [seeds, metrics].
+Results = dict[str, np.ndarray]
+
+
+class Metric(NamedTuple):
+    """How a metric is written, and whether more of it is better (1) or worse (-1)."""
+
+    name: str
+    scale: float
+    digits: int
+    sign: int
+
+
+ENSEMBLES = (
+    Metric("accuracy %", 100, 2, 1),
+    Metric("ECE", 1, 4, -1),
+    Metric("log-likelihood", 1, 1, 1),
+)
+SURROGATES = (Metric("RMSE", 1, 3, -1), Metric("NLPD", 1, 3, -1))
+ACCURACY, ECE, LL = range(3)
+RMSE, NLPD = range(2)
+
+
+class Claim(NamedTuple):
+    """What the paper says of two rows: that one is better, or not worse by more than a hundredth.
+
+    Attributes:
+        says: in words, with the data set of the paper that it is about.
+        better: a row.
+        worse: another.
+        metric: its number.
+        strictly: better, or only not worse.
+    """
+
+    says: str
+    better: str
+    worse: str
+    metric: int
+    strictly: bool = True
+
+
+HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be told"
+
+
+def judge(claim: Claim, results: Results, metrics: Sequence[Metric]) -> tuple[str, str]:
+    """Return whether a claim holds here, and by how much: seed by seed, two standard errors."""
+    one, other = (results[row][:, claim.metric] for row in (claim.better, claim.worse))
+    metric = metrics[claim.metric]
+    gain = metric.sign * (one - other)
+    mean, error = gain.mean(), _error(gain)
+    least = 0 if claim.strictly else -0.01 * abs(other.mean())
+    if mean - 2 * error > least:
+        verdict = HOLDS
+    elif mean + 2 * error < least:
+        verdict = FAILS
+    else:
+        verdict = UNKNOWN
+    ahead = np.array([mean, error]) * metric.scale
+    return verdict, f"{ahead[0]:+.{metric.digits}f} ± {ahead[1]:.{metric.digits}f}"
+
+
+def published(table: str, like: str) -> dict[str, list]:
+    """Return the paper's rows: [mean, standard error] of each metric."""
+    return json.loads((Path(__file__).parent / "paper.json").read_text())[table][like]
+
+
+def from_rows(rows: Sequence[Row]) -> Results:
+    """Turn a comparison into results."""
+    return {
+        f"{row.algorithm}, {row.size}": np.stack(
+            [row.accuracy, row.ece, row.log_likelihood], axis=1
+        )
+        for row in rows
+    }
+
+
+def lines(
+    results: Results, metrics: Sequence[Metric], paper: dict[str, list]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of a table, the paper's own numbers on the right."""
+    columns = ["", *(m.name for m in metrics), *(f"paper: {m.name}" for m in metrics)]
+    rows = []
+    for name, values in results.items():
+        ours = [_written(values[:, i], metric) for i, metric in enumerate(metrics)]
+        rows.append([name, *ours, *map(_quoted, paper.get(name, [(None, None)] * len(metrics)))])
+    return columns, rows
+
+
+def show_beside(
+    title: str, table: str, like: str, results: Results, metrics: Sequence[Metric] = ENSEMBLES
+) -> None:
+    """Print a table of ours, with the paper's numbers for a data set beside it."""
+    columns, rows = lines(results, metrics, published(table, like))
+    show(f"{title} (paper: {like})", columns, rows)
+
+
+def as_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
+    """Write a table in Markdown, the first columns to the left."""
+    rule = ["---" if i < names else "--:" for i in range(len(columns))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows)) + "\n"
+
+
+def _error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
+
+
+def _written(values: np.ndarray, metric: Metric) -> str:
+    text = f"{metric.scale * values.mean():.{metric.digits}f}"
+    error = metric.scale * _error(values)
+    return text if np.isnan(error) else f"{text} ± {error:.{metric.digits}f}"
+
+
+def _quoted(cell: Sequence[float | None]) -> str:
+    mean, error = cell
+    if mean is None:
+        return "–"
+    return f"{mean:g}" if error is None else f"{mean:g} ± {error:g}"
