@@ -21,6 +21,7 @@ from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
 from bqnes_jax.files import write_whole, writing
 from bqnes_jax.kernels import WL
+from bqnes_jax.nats_bench import DATASETS, SEEDS, read_results
 from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, Subset, enumerate_space
 from bqnes_jax.store import Predictions
 
@@ -108,6 +109,11 @@ def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            if "valid_losses" in content:
+                raise BQNESError(
+                    f"{path} has losses of NATS-Bench and no predictions, which ensembles need; "
+                    "import those into a store."
+                )
             numbers, valid, test, right, labels = (
                 content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
             )
@@ -227,4 +233,20 @@ def nb201_proxy(dataset: str, seed: int = 0) -> Table:
     return Table(
         log_likelihoods=jnp.asarray(-mean_loss * surface.validation_points),
         accuracies=jnp.asarray(accuracies),
+    )
+
+
+def nats_bench(path: Path, seed: int = 777) -> Table:
+    """Load the published losses and accuracies that `bqnes nats import` has read into a file.
+
+    All 15,625 architectures after 200 epochs, trained with the seed 777, 888 or 999; NaN where the
+    archive has no such training.
+    """
+    check_choice("seed", seed, SEEDS)
+    results = read_results(path)
+    column = SEEDS.index(seed)
+    points = DATASETS[results.dataset].valid_points
+    return Table(
+        log_likelihoods=jnp.asarray(-results.valid_losses[:, column].astype(float) * points),
+        accuracies=jnp.asarray(results.valid_accuracies[:, column]),
     )

@@ -10,6 +10,8 @@ import tyro
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.compare import CompareCommand, TabulateCommand, task_of
 from bqnes_jax.cli.data import ListCommand, PrepareCommand, SpacesCommand
+from bqnes_jax.cli.nats import CheckCommand, ImportCommand
+from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
 from bqnes_jax.cli.shell import console
 from bqnes_jax.config import PRESETS, read_fields, updated
@@ -77,13 +79,16 @@ def _commands(arguments: list[str]) -> object:
         return Annotated[kind, tyro.conf.subcommand(name, description=description)]
 
     data = Union[plain(ListCommand, "list"), plain(PrepareCommand, "prepare")]  # noqa: UP007
+    nats = Union[plain(ImportCommand, "import"), plain(CheckCommand, "check")]  # noqa: UP007
     return Union[  # noqa: UP007
         with_default(RunCommand, "run", fields=run),
         with_default(CompareCommand, "compare", task=task, search=search),
         plain(ReselectCommand, "reselect"),
         plain(PredictCommand, "predict"),
         plain(ReportCommand, "report"),
+        plain(RobustnessCommand, "robustness"),
         with_default(TabulateCommand, "tabulate", task=task),
         plain(data, "data", "List data sets, or prepare one."),
+        plain(nats, "nats", "Import the published archives of NATS-Bench, or check a table."),
         plain(SpacesCommand, "spaces"),
     ]
