@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import t
 from shared import show
 
 from bqnes_jax.comparison import Row
@@ -55,15 +56,16 @@ HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be told"
 
 
 def judge(claim: Claim, results: Results, metrics: Sequence[Metric]) -> tuple[str, str]:
-    """Return whether a claim holds here, and by how much: seed by seed, two standard errors."""
+    """Return whether a claim holds here, by a 95 % interval of Student's t, and by how much."""
     one, other = (results[row][:, claim.metric] for row in (claim.better, claim.worse))
     metric = metrics[claim.metric]
     gain = metric.sign * (one - other)
     mean, error = gain.mean(), _error(gain)
+    reach = error * t.ppf(0.975, max(len(gain) - 1, 1))
     least = 0 if claim.strictly else -0.01 * abs(other.mean())
-    if mean - 2 * error > least:
+    if mean - reach > least:
         verdict = HOLDS
-    elif mean + 2 * error < least:
+    elif mean + reach < least:
         verdict = FAILS
     else:
         verdict = UNKNOWN

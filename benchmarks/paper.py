@@ -127,11 +127,12 @@ def nats_surface(name: str, options: Options) -> Surface:
     """Take predictions from a store, those of test images only when they are asked for."""
     data = split(load(name))
     store = Store.open(options.archives / name)
-    by_number = {int(NATS.index(NATS.from_string(key.arch))): key for key in store.keys()}
-    space = Subset(NATS, tuple(sorted(by_number)))
-    seed = by_number[space.numbers[0]].seed
+    stored = store.keys()
+    numbers = np.asarray(NATS.index(jnp.stack([NATS.from_string(key.arch) for key in stored])))
+    order = np.argsort(numbers)
+    space, seed = Subset(NATS, tuple(numbers[order].tolist())), stored[0].seed
+    texts = [stored[i].arch for i in order]
     log_probs, right = [], []
-    texts = [by_number[number].arch for number in space.numbers]
     for start in range(0, len(texts), 64):  # all of them, with every class, would fill the memory
         said = store.load(texts[start : start + 64], seed).valid_log_probs
         log_probs.append(said[:, np.arange(len(data.valid.labels)), data.valid.labels])
@@ -343,7 +344,7 @@ def report(name: str, content: dict, options: Options) -> str:
             as_markdown(columns, rows),
             f"Scaled down: {content['scaled down']}\n",
             f"What the paper claims ({held} of {len(verdicts)} hold here; ahead by: mean ± "
-            "standard error of the difference, seed by seed; two standard errors decide):\n",
+            "standard error of the difference, seed by seed; Student's t at 95 % decides):\n",
             as_markdown(["claim", "here", "ahead by"], verdicts, names=2),
         ]
     )

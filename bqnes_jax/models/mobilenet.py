@@ -262,12 +262,14 @@ class _Layers(nn.Module):
             for name, shape in shapes.items()
         }
         statistics = {}
-        for name, channels in (
-            ("expand", expanded),
-            ("depthwise", expanded),
-            ("project", self.channels),
+        # What is added to x begins as 0: a deep network begins as a shallow one, and learns sooner.
+        added = self.stride == 1 and inputs == self.channels
+        for name, channels, weight in (
+            ("expand", expanded, 1.0),
+            ("depthwise", expanded, 1.0),
+            ("project", self.channels, 0.0 if added else 1.0),
         ):
-            of_norm = _norm_variables(self, name, (self.count, channels), train)
+            of_norm = _norm_variables(self, name, (self.count, channels), train, weight)
             weights |= of_norm[0]
             statistics |= of_norm[1]
 
@@ -314,12 +316,12 @@ def _layer(
 
 
 def _norm_variables(
-    module: nn.Module, name: str, shape: tuple[int, ...], train: bool
+    module: nn.Module, name: str, shape: tuple[int, ...], train: bool, weight: float = 1.0
 ) -> tuple[Weights, Statistics]:
     """Declare weight and bias of batch norms, and mean and variance, which training has not."""
     ones, zeros = jnp.ones(shape), jnp.zeros(shape)
     weights = {
-        f"{name}_weight": module.param(f"{name}_weight", lambda _: ones),
+        f"{name}_weight": module.param(f"{name}_weight", lambda _: jnp.full(shape, weight)),
         f"{name}_bias": module.param(f"{name}_bias", lambda _: zeros),
     }
     if train and not module.is_initializing():
