@@ -51,7 +51,7 @@ from bqnes_jax import tables
 from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.comparison import compare_on_table
-from bqnes_jax.data import load, split
+from bqnes_jax.data import fingerprint, load, split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.live import Predict, stored_predictor
 from bqnes_jax.spaces import NATS, Subset
@@ -84,6 +84,8 @@ class Options:
     """Where networks trained here are kept."""
     archives: Path = Path("nats")
     """Where `bqnes nats import --store` has put a store <dataset>/ of each data set."""
+    split_file: Path | None = None
+    """The split file that they were imported with, if there was one."""
     out: Path = RESULTS
     """Where to write the results."""
     again: bool = False
@@ -125,8 +127,13 @@ def surface(name: str, options: Options) -> Surface:
 
 def nats_surface(name: str, options: Options) -> Surface:
     """Take predictions from a store, those of test images only when they are asked for."""
-    data = split(load(name))
+    data = split(load(name), file=options.split_file)
     store = Store.open(options.archives / name)
+    if store.manifest.config["images"] != fingerprint(data):
+        raise BQNESError(
+            f"{options.archives / name} is of other images than {name}, or split otherwise; give "
+            "the --split-file that it was imported with."
+        )
     stored = store.keys()
     numbers = np.asarray(NATS.index(jnp.stack([NATS.from_string(key.arch) for key in stored])))
     order = np.argsort(numbers)
