@@ -35,7 +35,7 @@ from bqnes_jax.trainers import Trainer, make_trainer
 _SHRUNK = {
     "data": {"size": 8, "split": [8000, 1000, 1000]},
     "supernet": {
-        "steps": 2000,
+        "steps": 1000,
         "learning_rate": 0.2,
         "weight_decay": 1e-4,
         "augment": {"flip": True, "padding": 0},

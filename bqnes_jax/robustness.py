@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from bqnes_jax.config import TaskConfig, load_data
-from bqnes_jax.data import Images, downsample, read_split, split_indices
-from bqnes_jax.data.corruptions import CORRUPTIONS
+from bqnes_jax.data import CORRUPTIONS, Images, downsample, read_split, split_indices
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import read_json, write_json, writing

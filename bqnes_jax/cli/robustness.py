@@ -8,7 +8,7 @@ import tyro
 
 from bqnes_jax import robustness
 from bqnes_jax.cli.shell import interruptible, progress_bar, remember_programs, say, show_table
-from bqnes_jax.data.corruptions import CORRUPTIONS
+from bqnes_jax.data import CORRUPTIONS
 from bqnes_jax.robustness import SEVERITIES, Robustness
 from bqnes_jax.runs import Run
 

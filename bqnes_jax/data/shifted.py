@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bqnes_jax.data.archives import Dataset, Images, damaged_means_refused
-from bqnes_jax.data.corruptions import CORRUPTIONS, corrupt
+from bqnes_jax.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from bqnes_jax.data.prepared import read_test
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.errors import BQNESError
@@ -23,7 +23,6 @@ CLEAN = "clean"
 Shifted = Callable[[str, int], Images]
 
 _AT_ONCE = 1024  # images corrupted together: what a corruption needs on the way may be large
-_SEVERITIES = 5
 # What TFDS calls differently.
 _TFDS_NAMES = {"elastic_transform": "elastic", "glass_blur": "frosted_glass_blur"}
 
@@ -76,7 +75,7 @@ def _from_arrays(path: Path, dataset: Dataset, places: Int[np.ndarray, " m"]) ->
     clean, n = dataset.test, len(dataset.test.labels)
     with damaged_means_refused(path / "labels.npy"):
         labels = np.load(path / "labels.npy", allow_pickle=False)
-    _check_labels(path, np.asarray(labels[:n]), clean.labels, len(labels) == _SEVERITIES * n)
+    _check_labels(path, np.asarray(labels[:n]), clean.labels, len(labels) == len(SEVERITIES) * n)
 
     def shifted(name: str, severity: int) -> Images:
         if name == CLEAN:

@@ -7,8 +7,10 @@ spatter, saturate), each in the family that it belongs to. Lengths that are numb
 (blurs, flakes, drops) are so here, whatever the size of an image.
 """
 
+import jax
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, UInt8
 
 from bqnes_jax.data.corruptions.blur import (
     defocus_blur,
@@ -54,18 +56,18 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corrupt(
-    name: str, key: PRNGKey, images: Shaped[Array, "n h w c"], severity: ArrayLike
-) -> Shaped[Array, "n h w c"]:
+    name: str, key: PRNGKey, images: jax.Array | np.ndarray, severity: ArrayLike
+) -> UInt8[Array, "n h w c"]:
     """Corrupt images; each gets random numbers of its own.
 
     Args:
         name: one of `CORRUPTIONS`.
         key: what is random comes from it; the deterministic ones ignore it.
-        images: bytes, at least 8 × 8 pixels, with one channel or three.
+        images: bytes [n, height, width, channels], at least 8 × 8 pixels, one channel or three.
         severity: from 1 to 5. Under `jit` it may be traced: one program serves all of them.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> images = jnp.full((2, 8, 8, 1), 100, jnp.uint8)
         >>> corrupt("brightness", jax.random.key(0), images, 2)[0, 0, 0].tolist()
         [125]

@@ -50,7 +50,10 @@ def motion_blur(key, images, severity):
 
 @corruption
 def zoom_blur(key, images, severity):
-    """Average enlargements of the middle by 1.00, 1.01, …; the same whatever the key."""
+    """Average enlargements of the middle by 1.00, 1.01, …; the same whatever the key.
+
+    There are as many as NumPy's `arange(1, 1.06, 0.01)`, `arange(1, 1.11, 0.01)`, … have.
+    """
     return average_zooms(images, 0.01, at(severity, (7, 12, 16, 21, 26)))
 
 
@@ -147,8 +150,8 @@ def blur_by_motion(
 ) -> Pixels:
     """Average pixels along a line that starts at each, with weights of half a Gaussian.
 
-    There are 2 · radius + 1 of them. This is ImageMagick's motion blur: steps are rounded to pixels,
-    border pixels go on beyond the border. Angles are in radians.
+    There are 2 · radius + 1 of them. This is the motion blur of ImageMagick: steps are rounded to
+    pixels, border pixels go on beyond the border. Angles are in radians.
     """
     n, height, width, _ = images.shape
     each = jnp.arange(n)[:, None, None]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float32, Int32, Shaped
+from jaxtyping import Array, Float32, Int32, UInt8
 
 from bqnes_jax.errors import BQNESError, check_shape, check_whole, concrete
 from bqnes_jax.types import PRNGKey
@@ -23,7 +23,8 @@ LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 
 Pixels = Float32[Array, "n h w c"]
 Layer = Float32[Array, "n h w"]
-Corruption = Callable[[PRNGKey, Shaped[Array, "n h w c"], ArrayLike], Shaped[Array, "n h w c"]]
+Bytes = UInt8[Array, "n h w c"]
+Corruption = Callable[[PRNGKey, jax.Array | np.ndarray, ArrayLike], Bytes]
 
 
 def corruption(
@@ -66,12 +67,12 @@ def _check(images, severity) -> None:
         check_whole("severity", value.item() if value.ndim == 0 else severity, 1, 5)
 
 
-def to_pixels(images: Shaped[Array, "n h w c"]) -> Pixels:
+def to_pixels(images: Bytes) -> Pixels:
     """Turn bytes into values from 0 to 1."""
     return jnp.asarray(images, jnp.float32) / 255
 
 
-def to_bytes(pixels: Pixels) -> Shaped[Array, "n h w c"]:
+def to_bytes(pixels: Pixels) -> Bytes:
     """Cut values off at 0 and 1, and what is left of them to whole bytes."""
     return whole(jnp.clip(pixels, 0, 1) * 255).astype(jnp.uint8)
 
@@ -81,9 +82,9 @@ def whole(values: Float32[Array, "..."]) -> Float32[Array, "..."]:
     return jnp.floor(values + 1e-3)
 
 
-def at(severity: Int32[Array, ""], table: Sequence[float | Sequence[float]]) -> jax.Array:
-    """Look parameters up; a traced severity outside 1 … 5 counts as the nearest."""
-    return jnp.asarray(table, jnp.float32)[jnp.clip(severity, 1, 5) - 1]
+def at(severity: Int32[Array, ""], table: tuple) -> Float32[Array, "*settings"]:
+    """Look settings up; a traced severity that has none gets the nearest."""
+    return jnp.asarray(table, jnp.float32)[jnp.clip(severity, 1, len(table)) - 1]
 
 
 def uniform(key: PRNGKey, shape: Sequence[int]) -> Float32[Array, "..."]:
@@ -145,9 +146,7 @@ def gaussian_map(
 def zoom_map(length: int, factor: ArrayLike) -> Float32[Array, "length length"]:
     """Write the enlargement of the middle of a row, with linear interpolation, as a matrix."""
     factor = jnp.asarray(factor, jnp.float32)
-    cut = jnp.ceil(
-        length / factor - 1e-4
-    )  # an image's part that is whole but for rounding is whole
+    cut = jnp.ceil(length / factor - 1e-4)  # the number of pixels, despite rounding errors
     enlarged = jnp.round(cut * factor)
     start, trimmed = (length - cut) // 2, (enlarged - length) // 2
     seen = start + (np.arange(length) + trimmed) * (cut - 1) / (enlarged - 1)

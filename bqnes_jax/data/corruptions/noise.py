@@ -55,6 +55,7 @@ def count_photons(key: PRNGKey, images: Pixels, photons: ArrayLike) -> Pixels:
     The values are 256 bytes, so one table has all distributions, and a binary search in it turns a
     uniform number into a count; a Poisson sampler takes twenty times longer.
     """
+    photons = jnp.asarray(photons, jnp.float32)
     counts, values = (jnp.arange(length, dtype=jnp.float32) for length in (512, 256))
     means = values[:, None] * photons / 255
     logs = jax.scipy.special.xlogy(counts, means) - jax.scipy.special.gammaln(counts + 1)

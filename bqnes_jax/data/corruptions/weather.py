@@ -68,7 +68,7 @@ def frost(key, images, severity):
 
 @corruption
 def fog(key, images, severity):
-    """Add fog of a fractal shape, and darken it so that no pixel is brighter than before."""
+    """Add fog of a fractal shape, and darken all so that the brightest is no brighter."""
     table = (0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)
     return add_fog(key, images, *at(severity, table))
 
@@ -92,12 +92,7 @@ def spatter(key, images, severity):
         (0.65, 0.1, 0.7, 0.69, 0.6, 1),
         (0.65, 0.1, 0.5, 0.68, 0.6, 1),
     )
-    mean, sigma, smoothness, threshold, strength, muddy = at(severity, table)
-    return lax.cond(
-        muddy > 0,
-        lambda: splash_mud(key, images, mean, sigma, smoothness, threshold, strength, reach=4),
-        lambda: splash_water(key, images, mean, sigma, smoothness, threshold, strength, reach=4),
-    )
+    return splash(key, images, *at(severity, table), reach=4)
 
 
 def let_snow(
@@ -179,7 +174,6 @@ def plasma(key: PRNGKey, n: int, size: int, decay: ArrayLike) -> Float32[Array, 
     gets smaller by decay²: the published program uses its amplitude twice.
     """
     levels = (size - 1).bit_length()
-    # Barriers: XLA would write each level out in terms of all earlier ones.
     drawn = 2 * uniform(key, (4**levels, n)) - 1
     grid = jnp.zeros((n, 1, 1), jnp.float32)
     for level in range(levels):
@@ -188,6 +182,7 @@ def plasma(key: PRNGKey, n: int, size: int, decay: ArrayLike) -> Float32[Array, 
         noise /= jnp.asarray(decay, jnp.float32) ** (2 * level)
         below, beside = jnp.roll(grid, -1, 1), jnp.roll(grid, -1, 2)
         centre = (grid + below + beside + jnp.roll(below, -1, 2)) / 4 + noise[0]
+        # The barriers keep XLA from writing each level out in terms of all earlier ones.
         centre = lax.optimization_barrier(centre)
         right = (grid + beside + centre + jnp.roll(centre, 1, 1)) / 4 + noise[1]
         down = (grid + below + centre + jnp.roll(centre, 1, 2)) / 4 + noise[2]
@@ -205,26 +200,39 @@ def brighten(images: Pixels, amount: ArrayLike) -> Pixels:
     return jnp.where(value > 0, images * raised / jnp.where(value > 0, value, 1), raised)
 
 
-def splash_mud(key, images, mean, sigma, smoothness, threshold, edge, reach: int) -> Pixels:
-    """Cover the image with mud where smoothed noise is above the threshold, without thin parts."""
+def splash(
+    key: PRNGKey,
+    images: Pixels,
+    mean: ArrayLike,
+    sigma: ArrayLike,
+    smoothness: ArrayLike,
+    threshold: ArrayLike,
+    strength: ArrayLike,
+    muddy: ArrayLike,
+    reach: int,
+) -> Pixels:
+    """Add water, or mud if `muddy` is 1, where smoothed noise is above the threshold."""
     noise = mean + sigma * normal(key, (*images.shape[:3], 1))
-    wet = blur_by_gaussian(noise, smoothness, reach) > threshold
-    cover = blur_by_gaussian(wet.astype(jnp.float32), edge, reach)
-    cover = jnp.where(cover < 0.8, 0, cover)
+    liquid = blur_by_gaussian(noise, smoothness, reach)
+    return lax.cond(
+        muddy > 0,
+        lambda: _with_mud(images, liquid > threshold, strength, reach),
+        lambda: _with_water(images, jnp.where(liquid < threshold, 0, liquid), strength),
+    )
+
+
+def _with_mud(images, wet, smoothness, reach: int) -> Pixels:
+    cover = blur_by_gaussian(wet.astype(jnp.float32), smoothness, reach)
+    cover = jnp.where(cover < 0.8, 0, cover)  # thin parts run off
     mud = tint(jnp.asarray(MUD, jnp.float32) / 255, images.shape[-1])
     return images * (1 - cover) + mud * cover
 
 
-def splash_water(key, images, mean, sigma, smoothness, threshold, strength, reach: int) -> Pixels:
-    """Add drops of water where smoothed noise is above the threshold.
-
-    An image without any drop stays as it is (the published program divides 0 by 0 there).
-    """
-    noise = mean + sigma * normal(key, (*images.shape[:3], 1))
-    liquid = blur_by_gaussian(noise, smoothness, reach)[..., 0]
-    liquid = jnp.where(liquid < threshold, 0, whole(jnp.clip(liquid, 0, 1) * 255))
+def _with_water(images, liquid, strength) -> Pixels:
+    liquid = whole(jnp.clip(liquid[..., 0], 0, 1) * 255)
     drops = liquid * relief(liquid)
     most = drops.max((1, 2), keepdims=True)
+    # An image without any drop stays as it is; the published program divides 0 by 0 there.
     drops = strength * drops / jnp.where(most > 0, most, 1)
     water = tint(jnp.asarray(WATER, jnp.float32) / 255, images.shape[-1])
     return images + water * drops[..., None]
@@ -232,8 +240,8 @@ def splash_water(key, images, mean, sigma, smoothness, threshold, strength, reac
 
 def relief(liquid: Layer) -> Layer:
     """Light drops from one side, by their distances from the drops' edges; bytes in, bytes out."""
-    distance = _average(distances(edges(liquid, 50, 150)))
-    there = neighbours(equalised(whole(distance)), 1, "reflect")
+    distance = jnp.floor(_average(distances(edges(liquid, 50, 150))) + 1e-5)
+    there = neighbours(equalised(distance), 1, "reflect")
     slope = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     lit = sum(float(slope[1 + i, 1 + j]) * there(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1))
     return jnp.round(_average(jnp.clip(lit, 0, 255)))
@@ -244,7 +252,7 @@ def _average(layer):
     return sum(there(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
 
 
-def edges(layer: Layer, low: float, high: float) -> Bool[Array, "n h w"]:
+def edges(layer: Layer, low: ArrayLike, high: ArrayLike) -> Bool[Array, "n h w"]:
     """Find edges as Canny does: ridges of the gradient above `low` that touch some above `high`."""
     there = neighbours(layer, 1, "edge")
     ahead = (-1, 1), (0, 2), (1, 1)
