@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t
-from shared import show
+from shared import show, write
 
 from bqnes_jax.comparison import Row
 
@@ -92,7 +93,8 @@ def lines(
     results: Results, metrics: Sequence[Metric], paper: dict[str, list]
 ) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a table, the paper's own numbers on the right."""
-    columns = ["", *(m.name for m in metrics), *(f"paper: {m.name}" for m in metrics)]
+    names = [metric.name for metric in metrics]
+    columns = ["", *names, f"paper: {names[0]}", *names[1:]]
     rows = []
     for name, values in results.items():
         ours = [_written(values[:, i], metric) for i, metric in enumerate(metrics)]
@@ -106,6 +108,18 @@ def show_beside(
     """Print a table of ours, with the paper's numbers for a data set beside it."""
     columns, rows = lines(results, metrics, published(table, like))
     show(f"{title} (paper: {like})", columns, rows)
+
+
+def keep(path: Path, setting: dict, results: Results, **more: object) -> None:
+    """Write the results of a data set, with what they were made by."""
+    versions = {package: version(package) for package in ("bqnes-jax", "jax", "numpy")}
+    write(path, setting | {"versions": versions, "results": results} | more)
+
+
+def kept(path: Path, setting: dict) -> dict | None:
+    """Read the results of a data set, if they were made in that setting."""
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    return content if {key: content.get(key) for key in setting} == setting else None
 
 
 def as_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:

@@ -175,7 +175,7 @@ def main(options: Options) -> None:
             if kind != "Best single, 1"
         }
         console.print(f"{name}: searches whose ensemble beats the best single network: {better}")
-    options_used = dataclasses.asdict(options) | {"stores": str(options.stores), "out": ""}
+    options_used = dataclasses.asdict(options) | {"stores": "", "out": ""}
     write(options.out, {"options": options_used, "jax": jax.__version__, **results})
 
 

@@ -1,6 +1,7 @@
 """What the benchmarks have in common: repeats in one program, tables, files."""
 
 import json
+import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -12,11 +13,12 @@ from rich.table import Table as RichTable
 
 from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
+from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import NATS
 
 RESULTS = Path(__file__).parent / "results"
 REPORTED = (10, 25, 50, 100, 150)
-console = Console(width=max(Console().width, 112))
+console = Console(width=max(Console().width, 136))
 
 
 def timed(function, *arguments):
@@ -55,6 +57,14 @@ def write(path: Path, result: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, default=_numbers, allow_nan=False) + "\n")
     console.print(f"written to {path}")
+
+
+def one_sentence(main, options) -> None:
+    """Run a script; what is refused is one sentence."""
+    try:
+        main(options)
+    except BQNESError as error:
+        sys.exit(f"error: {error}")
 
 
 def _numbers(array) -> list:

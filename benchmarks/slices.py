@@ -110,7 +110,7 @@ def main(options: Options) -> None:
     drawn = SLIMMABLE.sample(jax.random.key(2), max(options.slices - 2, 0))
     archs = jnp.concatenate([SLIMMABLE.largest[None], SLIMMABLE.smallest[None], drawn])
     result = {
-        "options": vars(options) | {"out": str(options.out)},
+        "options": vars(options) | {"out": ""},
         "training": {"seconds": seconds, "compiling": compiling, "healthy": bool(state.healthy)},
         "chunks": {},
     }

@@ -12,13 +12,13 @@ searches on one supernet.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from against_paper import from_rows, show_beside
-from shared import RESULTS, console, write
+from against_paper import from_rows, keep, show_beside
+from shared import RESULTS, console, one_sentence
 
 from bqnes_jax.algorithms import find
 from bqnes_jax.candidates import SearchConfig
@@ -58,8 +58,8 @@ LIKE = {"cifar100_subset": "CIFAR-100"}  # whose numbers in the paper stand besi
 class Options:
     """Train, search, compare."""
 
-    datasets: tuple[str, ...] = tuple(TASKS)
-    """Which data sets."""
+    datasets: tuple[Literal["digits", "cifar10_subset", "cifar100_subset"], ...] = tuple(TASKS)
+    """Which data sets; those of CIFAR are in BQNES_DATA_DIR."""
     algorithms: tuple[str, ...] = ("NES-RE", "BQ-R", "BQ-S")
     """Which algorithms; the paper's table has NES-RE and BQ-S."""
     sizes: tuple[int, ...] = (3, 5, 10)
@@ -69,7 +69,7 @@ class Options:
     stores: Path = Path("stores")
     """Where supernets and predictions are kept."""
     out: Path = RESULTS
-    """Where to write the results, a file slimmable-<dataset>.json for each data set."""
+    """Where to write the results, a file table5-live-<dataset>.json for each data set."""
 
 
 def open_store(name: str, stores: Path) -> tuple[Trainer, Store, Dataset, Split]:
@@ -124,16 +124,24 @@ def what_was_scaled_down(name: str) -> str:
     )
 
 
+def setting_of(name: str, options: Options) -> dict:
+    """Describe all that results depend on."""
+    return {
+        "seeds": options.seeds,
+        "algorithms": list(options.algorithms),
+        "sizes": list(options.sizes),
+        "scaled down": what_was_scaled_down(name),
+    }
+
+
 def main(options: Options) -> None:
     for name in options.datasets:
         results = from_rows(compare(name, options))
         title = f"{name}: {options.seeds} searches on one supernet"
         show_beside(title, "table5", LIKE.get(name, "CIFAR-10"), results)
         console.print(what_was_scaled_down(name))
-        used = {"seeds": options.seeds, "budget": SEARCH.budget, "jax": jax.__version__}
-        content = {"scaled down": what_was_scaled_down(name), **used, "results": results}
-        write(options.out / f"slimmable-{name}.json", content)
+        keep(options.out / f"table5-live-{name}.json", setting_of(name, options), results)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    one_sentence(main, tyro.cli(Options, description=__doc__))

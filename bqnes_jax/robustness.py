@@ -5,12 +5,15 @@ test images are corrupted.
 """
 
 import dataclasses
+import importlib.metadata
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
 from bqnes_jax.config import TaskConfig, load_data
@@ -21,7 +24,8 @@ from bqnes_jax.files import read_json, write_json, writing
 from bqnes_jax.metrics import accuracy, ece
 from bqnes_jax.runs import Ensemble, Run
 
-SEVERITIES = (1, 3, 5)  # the paper's
+PAPER_SEVERITIES = (1, 3, 5)
+OWN = "corrupted here"
 NAMES = ("ensemble", "best single")  # what of a run is studied
 _FILE = "robustness.json"
 
@@ -53,14 +57,16 @@ class Robustness(NamedTuple):
 
 
 def conditions(
-    corruptions: Sequence[str] = tuple(CORRUPTIONS), severities: Sequence[int] = SEVERITIES
+    corruptions: Sequence[str] = tuple(CORRUPTIONS), severities: Sequence[int] = PAPER_SEVERITIES
 ) -> list[Condition]:
     """List the clean images first, and then every corruption at every severity."""
+    if not corruptions or not severities:
+        raise BQNESError("corruptions or severities are none; give at least one of each.")
     for name in corruptions:
         check_choice("corruption", name, tuple(CORRUPTIONS))
     for severity in severities:
         check_whole("severity", severity, 1, 5)
-    return [(CLEAN, 0), *((name, severity) for name in corruptions for severity in severities)]
+    return [(CLEAN, 0), *itertools.product(corruptions, sorted(set(severities)))]
 
 
 def study(
@@ -90,7 +96,8 @@ def measure_all(
     labels: Int[Array, " n"],
 ) -> Float[Array, "ensembles 3"]:
     """Return accuracy, ECE and log-likelihood of every ensemble."""
-    mixtures = jnp.einsum("em,mnc->enc", weights, jnp.exp(log_probs))
+    probabilities = jnp.exp(log_probs)
+    mixtures = jnp.einsum("em,mnc->enc", weights, probabilities, precision=lax.Precision.HIGHEST)
     of_label = jnp.take_along_axis(log_probs, labels[None, :, None], axis=2)[..., 0]
 
     def of_one(weights, mixture):
@@ -114,7 +121,7 @@ def collect(
 def of_run(
     run: Run,
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
-    severities: Sequence[int] = SEVERITIES,
+    severities: Sequence[int] = PAPER_SEVERITIES,
     path: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Robustness:
@@ -133,10 +140,12 @@ def of_run(
     ensemble, single = run.saved_ensemble(), run.ensemble(1, "top")
     members = np.union1d(ensemble.members, single.members)
     weights = np.stack([_spread(one, members) for one in (ensemble, single)])
-    setting = {"ensemble": _described(ensemble), "images": str(path or "corrupted here")}
-    measured = _read(run, setting)
+    setting = _setting(ensemble) | {"images": str(path or OWN)}
+    content = _read(run)
+    measured = _measured(content) if content.get("setting") == setting else {}
     shifted = shifted_test_images(run.config, path)
-    if path is None and not np.array_equal(shifted(CLEAN, 0).labels, run.found.test_labels):
+    labels, known = shifted(CLEAN, 0).labels, run.found.test_labels
+    if len(labels) == len(known) and not np.array_equal(labels, known):
         raise BQNESError(
             f"the test images of {run.config.dataset} are not those of run {run.directory}: the "
             "data have changed since."
@@ -148,24 +157,27 @@ def of_run(
     missing = [condition for condition in under if condition not in measured]
     for condition, found in study(predict, jnp.asarray(weights), shifted, missing):
         measured[condition] = found
-        _write(run, setting, measured)
+        _write(run, setting, under, measured)
         if progress is not None:
             progress(sum(one in measured for one in under), len(under))
+    _write(run, setting, under, measured)  # so that a report shows what was asked for last
     return collect(NAMES, measured, under)
 
 
-def load(run: Run) -> Robustness | None:
-    """Return what `of_run` has found for the saved ensemble; None unless all of it is there."""
-    if not (run.directory / _FILE).is_file():
+def load(run: Run) -> tuple[Robustness, str] | None:
+    """Return what `of_run` found last for the saved ensemble, and of which images; None if nothing.
+
+    Nothing is also what was not measured to its end, or damaged.
+    """
+    content, ensemble = _read(run), _setting(run.saved_ensemble())
+    setting = content.get("setting", {})
+    if {name: setting.get(name) for name in ensemble} != ensemble:
         return None
-    content = read_json(run.directory / _FILE, "study")
-    ensemble = run.saved_ensemble()
-    try:
-        same = content["setting"]["ensemble"] == _described(ensemble)
-        measured = _measured(content)
-        return collect(NAMES, measured, list(measured)) if same else None
-    except (KeyError, TypeError, ValueError):
+    measured = _measured(content)
+    under = [tuple(condition) for condition in content["under"]]
+    if not all(condition in measured for condition in under):
         return None
+    return collect(NAMES, measured, under), setting["images"]
 
 
 def shifted_test_images(task: TaskConfig, path: str | None = None) -> Shifted:
@@ -194,20 +206,27 @@ def shifted_test_images(task: TaskConfig, path: str | None = None) -> Shifted:
 def _spread(ensemble: Ensemble, members: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
     """Return the weight of each of these members in an ensemble."""
     weights = np.zeros(len(members))
-    weights[np.searchsorted(members, ensemble.members)] = ensemble.weights
+    np.add.at(weights, np.searchsorted(members, ensemble.members), ensemble.weights)
     return weights
 
 
-def _described(ensemble: Ensemble) -> dict[str, list]:
-    return {"members": ensemble.members.tolist(), "weights": ensemble.weights.round(6).tolist()}
+def _setting(ensemble: Ensemble) -> dict:
+    """Describe what measurements are of; another version may corrupt images otherwise."""
+    return {
+        "members": ensemble.members.tolist(),
+        "weights": ensemble.weights.round(6).tolist(),
+        "version": importlib.metadata.version("bqnes-jax"),
+    }
 
 
-def _read(run: Run, setting: dict) -> dict[Condition, Measured]:
-    """Read what was measured before in the same setting."""
-    if not (run.directory / _FILE).is_file():
+def _read(run: Run) -> dict:
+    """Read what was measured before; damaged files count as nothing."""
+    try:
+        content = read_json(run.directory / _FILE, "study")
+        _measured(content)
+        return content if content["under"] and content["setting"]["images"] else {}
+    except (BQNESError, KeyError, TypeError, ValueError, AttributeError):
         return {}
-    content = read_json(run.directory / _FILE, "study")
-    return _measured(content) if content.get("setting") == setting else {}
 
 
 def _measured(content: dict) -> dict[Condition, Measured]:
@@ -218,10 +237,13 @@ def _measured(content: dict) -> dict[Condition, Measured]:
     return measured
 
 
-def _write(run: Run, setting: dict, measured: dict[Condition, Measured]) -> None:
+def _write(
+    run: Run, setting: dict, under: list[Condition], measured: dict[Condition, Measured]
+) -> None:
     values = {
         f"{corruption}-{severity}": np.where(np.isfinite(found), found.round(6), None).tolist()
         for (corruption, severity), found in measured.items()
     }
+    content = {"setting": setting, "under": under, "measured": values}
     with writing(f"run {run.directory}"):
-        write_json(run.directory / _FILE, {"setting": setting, "measured": values})
+        write_json(run.directory / _FILE, content)

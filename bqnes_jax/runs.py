@@ -13,6 +13,7 @@ there, and other ensembles can be selected from the same candidates without trai
     supernet.npy    its weights
     search.npz      the candidates in their order, how alike they are, what was believed
     ensemble.json   the members and weights of the ensemble that was selected
+    robustness.json what it does on corrupted images, if that was asked for
 """
 
 import dataclasses

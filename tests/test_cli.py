@@ -156,7 +156,13 @@ def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, mo
     assert (folder / "shifted" / "plots" / "shift-ece.png").is_file()
     run = Run.load(folder / "shifted")
     own = run.saved_ensemble().metrics
-    np.testing.assert_allclose(robustness.load(run).clean[0], own, rtol=1e-2, atol=0.02)
+    study, of_images = robustness.load(run)
+    np.testing.assert_allclose(study.clean[0], own, rtol=1e-2, atol=0.02)
+    assert study.corruptions == ("contrast", "gaussian_noise") and of_images == "corrupted here"
+    whole = (folder / "shifted" / "robustness.json").read_text()
+    (folder / "shifted" / "robustness.json").write_text(whole[:-20])
+    assert robustness.load(run) is None, "damaged"
+    (folder / "shifted" / "robustness.json").write_text(whole)
 
     run.ensemble(2, "top").save()
     assert robustness.load(run) is None

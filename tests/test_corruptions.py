@@ -268,6 +268,13 @@ def test_photons_are_those_of_poisson(key):
         np.testing.assert_allclose(below, expected, atol=0.012)
 
 
+def test_no_photons_come_from_rounding_errors(key):
+    for value, photons in ((100, 500), (150, 250), (230, 50)):
+        images = jnp.full((600, 32, 32, 1), value / 255, jnp.float32)
+        counts = np.asarray(jax.jit(noise.count_photons)(key, images, photons)) * photons
+        assert counts.max() < scipy.stats.poisson.isf(1e-9, value / 255 * photons), value
+
+
 def test_glass_moves_one_pixel_after_the_other(key):
     """Without blurs, against a loop over pixels."""
     distance, rounds, (height, width) = 2, 3, (11, 13)

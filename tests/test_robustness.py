@@ -1,6 +1,5 @@
 """Dataset shift: metrics of many ensembles at once, where corrupted images come from, and runs."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +120,9 @@ def test_published_images_are_read_from_tfds(tmp_path):
     np.testing.assert_array_equal(shifted("clean", 0).images, IMAGES)
     with pytest.raises(BQNESError, match="no fog of severity 2"):
         shifted("fog", 2)
+    other = DATASET._replace(test=Images(IMAGES, LABELS * 0))
+    with pytest.raises(BQNESError, match="other images or labels than the 6 test images"):
+        published(tmp_path, other, places())("fog", 1)
     with pytest.raises(BQNESError, match="the validation images among them are not known"):
         published(tmp_path, DATASET, places("test"))
 

@@ -108,10 +108,6 @@ class CompareCommand:
             )
 
     def _live(self, out: Path) -> list[comparison.Row]:
-        dataset, data = load_data(self.task)
-        with progress_bar("preparing") as progress:
-            trainer = make_trainer(self.task, dataset, data, out, progress=progress)
-        store = Store.open(out / "store", trainer.manifest)
         names = self.algorithms or _LIVE
         searches = {
             (pair.strategy, pair.budgeted(self.search, size).budget)
@@ -119,6 +115,10 @@ class CompareCommand:
             for size in self.sizes
         }
         total = self.seeds * sum(budget for _, budget in searches)
+        dataset, data = load_data(self.task)
+        with progress_bar("preparing") as progress:
+            trainer = make_trainer(self.task, dataset, data, out, progress=progress)
+        store = Store.open(out / "store", trainer.manifest)
 
         with progress_bar("training") as progress:
             count = _counted(progress, total)

@@ -9,7 +9,7 @@ import tyro
 from bqnes_jax import robustness
 from bqnes_jax.cli.shell import interruptible, progress_bar, remember_programs, say, show_table
 from bqnes_jax.data import CORRUPTIONS
-from bqnes_jax.robustness import SEVERITIES, Robustness
+from bqnes_jax.robustness import PAPER_SEVERITIES, Robustness
 from bqnes_jax.runs import Run
 
 
@@ -30,7 +30,7 @@ class RobustnessCommand:
 
     run: tyro.conf.Positional[Path]
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
-    severities: tuple[int, ...] = SEVERITIES
+    severities: tuple[int, ...] = PAPER_SEVERITIES
     published: Path | None = None
 
     def __call__(self) -> None:

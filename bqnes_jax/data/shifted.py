@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from bqnes_jax.data.archives import Dataset, Images, damaged_means_refused
 from bqnes_jax.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from bqnes_jax.data.prepared import read_test
+from bqnes_jax.data.prepared import find_prepared, read_test
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.types import PRNGKey
@@ -22,7 +22,7 @@ from bqnes_jax.types import PRNGKey
 CLEAN = "clean"
 Shifted = Callable[[str, int], Images]
 
-_AT_ONCE = 1024  # images corrupted together: what a corruption needs on the way may be large
+_AT_ONCE = 128  # images corrupted together: what a corruption needs on the way fits into the cache
 # What TFDS calls differently.
 _TFDS_NAMES = {"elastic_transform": "elastic", "glass_blur": "frosted_glass_blur"}
 
@@ -42,11 +42,12 @@ def corrupted(key: PRNGKey, test: Images) -> Shifted:
         if name == CLEAN:
             return test
         own = jax.random.fold_in(key, list(CORRUPTIONS).index(name))
-        parts = []
-        for start in range(0, len(test.labels), _AT_ONCE):
-            part = jnp.asarray(test.images[start : start + _AT_ONCE])
+        n, parts = len(test.labels), []
+        for start in range(0, n, _AT_ONCE):
+            places = np.arange(start, start + _AT_ONCE) % n  # all of one size, compiled once
+            part = jnp.asarray(test.images[places])
             parts.append(np.asarray(corrupt(name, jax.random.fold_in(own, start), part, severity)))
-        return Images(np.concatenate(parts), test.labels)
+        return Images(np.concatenate(parts)[:n], test.labels)
 
     return shifted
 
@@ -56,14 +57,15 @@ def published(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndic
 
     Args:
         path: the folder CIFAR-10-C or CIFAR-100-C (`fog.npy`, …, `labels.npy`), or the folder
-            `cifar10_corrupted` that TFDS prepared as `array_record`.
+            `cifar10_corrupted` that TFDS prepared as `array_record`: whose order is not that of
+            the data set, so that all its images are tested on.
         dataset: whose test images were corrupted, all of them and in their size.
         places: which of its images are used for what: none that is validated on is tested on.
     """
     path = Path(path)
     if (path / "labels.npy").is_file():
         return _from_arrays(path, dataset, places.test)
-    if any(path.glob("*_1/*/dataset_info.json")):
+    if any(path.glob("*_[1-5]/*/dataset_info.json")):
         return _from_tfds(path, dataset, places)
     raise BQNESError(
         f"{path} holds no corrupted images; give the unpacked folder CIFAR-10-C (with labels.npy), "
@@ -101,14 +103,17 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
     def shifted(name: str, severity: int) -> Images:
         if name == CLEAN:
             return clean
-        folders = sorted(path.glob(f"{_TFDS_NAMES.get(name, name)}_{severity}/*"))
-        if not folders:
-            raise BQNESError(f"{path} has no {name} of severity {severity}.")
-        found = read_test(folders[-1])
-        if found.images.shape != clean.images.shape:
+        folder = find_prepared(f"{_TFDS_NAMES.get(name, name)}_{severity}", path)
+        if folder is None:
             raise BQNESError(
-                f"{folders[-1]} has images of shape {found.images.shape}, the test set "
-                f"{clean.images.shape}; it is of another data set."
+                f"{path} has no {name} of severity {severity}; prepare it, or leave it out."
+            )
+        found = read_test(folder)
+        same = found.images.shape == clean.images.shape
+        if not same or not np.array_equal(np.sort(found.labels), np.sort(clean.labels)):
+            raise BQNESError(
+                f"{folder} has other images or labels than the {len(clean.labels)} test images; it "
+                "is of another data set."
             )
         return found
 

@@ -240,9 +240,10 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
 
 def _under_shift(run: Run) -> Iterator[Drawing]:
     """Draw metrics against severity, where `bqnes robustness` has measured them."""
-    study = robustness.load(run)
-    if study is None:
+    found = robustness.load(run)
+    if found is None:
         return
+    study, _ = found
     severities = (0, *study.severities)
     clean = np.broadcast_to(study.clean[:, None, None], (*study.shifted.shape[:2], 1, 3))
     every = np.concatenate([clean, study.shifted], axis=2)
@@ -254,12 +255,14 @@ def _under_shift(run: Run) -> Iterator[Drawing]:
 
 
 def _by_corruption(run: Run) -> str:
-    study = robustness.load(run)
-    if study is None:
+    found = robustness.load(run)
+    if found is None:
         return ""
+    study, images = found
     own, single = ([Metrics(*row) for row in one] for one in study.shifted.mean(axis=2))
     names = [name.replace("_", " ") for name in study.corruptions]
-    return html.paired_table("Corruption", names, list(zip(own, single, strict=True)))
+    table = html.paired_table("Corruption", names, list(zip(own, single, strict=True)))
+    return table + html.paragraph(f"Images: {images}.")
 
 
 def _reliability(name: str, title: str, ensemble: Ensemble) -> Drawing:

@@ -59,7 +59,11 @@ def count_photons(key: PRNGKey, images: Pixels, photons: ArrayLike) -> Pixels:
     counts, values = (jnp.arange(length, dtype=jnp.float32) for length in (512, 256))
     means = values[:, None] * photons / 255
     logs = jax.scipy.special.xlogy(counts, means) - jax.scipy.special.gammaln(counts + 1)
-    cumulative = jnp.cumsum(jnp.exp(logs - means), axis=1).ravel()
+    cumulative = jnp.cumsum(jnp.exp(logs - means), axis=1)
+    # Rounding errors leave a gap below 1, in which the largest count would be drawn. Where means
+    # are near that count it stands for all that are larger, which are white as well.
+    complete = means[:, :1] < 400
+    cumulative = (cumulative / jnp.where(complete, cumulative[:, -1:], 1)).ravel()
     row = 512 * jnp.round(images * 255).astype(jnp.int32)
     drawn = uniform(key, images.shape)
     count = jnp.zeros(images.shape, jnp.int32)
