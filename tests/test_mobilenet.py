@@ -300,6 +300,8 @@ def test_initial_weights_have_their_scale(key):
         leaf = params["blocks_1_rest"][name]
         np.testing.assert_allclose(leaf.var(), 2 / inputs, rtol=0.15)
         np.testing.assert_allclose(leaf.mean(), 0, atol=0.1 * np.sqrt(2 / inputs))
+    assert (params["blocks_1_rest"]["project_weight"] == 0).all(), "what is added begins as 0"
+    assert (params["blocks_1_first"]["project_weight"] == 1).all(), "nothing to add to"
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
