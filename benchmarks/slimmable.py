@@ -77,7 +77,7 @@ def open_store(name: str, stores: Path) -> tuple[Trainer, Store, Dataset, Split]
     folder = stores / f"slimmable-{name}"
     dataset, data = load_data(TASKS[name])
     with progress_bar(f"supernet on {name}") as progress:
-        trainer = make_trainer(TASKS[name], dataset, data, folder, progress=progress)
+        trainer = make_trainer(TASKS[name], dataset, data, folder / "supernet", progress=progress)
     return trainer, Store.open(folder / "store", trainer.manifest), dataset, data
 
 

@@ -108,6 +108,7 @@ def search(
     progress: Progress | None = None,
     supernet_progress: Progress | None = None,
     preset: str = "tiny",
+    supernet: str | os.PathLike[str] | None = None,
     **fields: object,
 ) -> "Run":
     """Search a space with real training, and return the run.
@@ -119,6 +120,8 @@ def search(
         progress: called with (how many networks are trained, how many there will be).
         supernet_progress: called with (step, steps) of the training of a supernet.
         preset: "tiny", "small" or "paper", unless a config is given.
+        supernet: the directory `supernet` of another run with the same seed, data and supernet,
+            instead of training it again; it is trained there if it is not.
         **fields: of `RunConfig` and `SearchConfig`, instead of those of the preset.
     """
     if config is not None and fields:
@@ -135,8 +138,9 @@ def search(
     scratch = tempfile.TemporaryDirectory(prefix="bqnes-") if out is None else None
     directory = Path(scratch.name if scratch else out)
     _begin(directory, config)
+    trained = directory / "supernet" if supernet is None else Path(supernet)
     trainer = make_trainer(
-        config, dataset, data, directory, keep_weights=True, progress=supernet_progress
+        config, dataset, data, trained, keep_weights=True, progress=supernet_progress
     )
     store = Store.open(directory / _STORE, trainer.manifest)
     if trainer.shared is not None:

@@ -69,15 +69,15 @@ def make_trainer(
     task: TaskConfig,
     dataset: Dataset,
     data: Split,
-    directory: Path,
+    supernet_directory: Path,
     dtype: str = "float16",
     keep_weights: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trainer:
-    """Make the trainer of a task; a supernet is trained first, or read from the directory."""
+    """Make the trainer of a task; a supernet is trained first, or read from its directory."""
     if task.space == "slimmable":
         supernet = supernet_config(task, dataset.classes)
-        params = _trained_supernet(task.seed, data, supernet, directory / "supernet", progress)
+        params = _trained_supernet(task.seed, data, supernet, supernet_directory, progress)
         return slice_trainer(task.dataset, data, supernet, params, dtype)
     config = dataclasses.replace(train_config(task, dataset.classes), keep_weights=keep_weights)
     return cell_trainer(task.dataset, data, config, dtype)

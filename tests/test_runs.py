@@ -65,6 +65,15 @@ def test_slices_are_searched_and_the_ensemble_predicts(tmp_path):
     np.testing.assert_allclose(study.clean, np.array(of_clean), atol=0.02)
     assert study.shifted.shape == (2, 1, 1, 3) and np.isfinite(study.shifted).all()
 
+    steps = []
+    other = dataclasses.replace(CONFIG, algorithm="random+beam")
+    bqnes_jax.search(
+        other,
+        tmp_path / "other",
+        supernet_progress=lambda done, total: steps.append(done),
+        supernet=tmp_path / "run" / "supernet",
+    )
+    assert not steps, "the supernet was not trained again"
     (tmp_path / "run" / "supernet.npy").unlink()
     with pytest.raises(BQNESError, match=r"supernet\.npy is damaged or not there"):
         ensemble.predict(test.images)

@@ -117,7 +117,7 @@ class CompareCommand:
         total = self.seeds * sum(budget for _, budget in searches)
         dataset, data = load_data(self.task)
         with progress_bar("preparing") as progress:
-            trainer = make_trainer(self.task, dataset, data, out, progress=progress)
+            trainer = make_trainer(self.task, dataset, data, out / "supernet", progress=progress)
         store = Store.open(out / "store", trainer.manifest)
 
         with progress_bar("training") as progress:
@@ -171,7 +171,7 @@ class TabulateCommand:
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
         dataset, data = load_data(self.task)
-        trainer = make_trainer(self.task, dataset, data, folder, "float32")
+        trainer = make_trainer(self.task, dataset, data, folder / "supernet", "float32")
         store = Store.open(folder, trainer.manifest)
         interruptible(
             lambda: self._tabulate(store, trainer, numbers, data),

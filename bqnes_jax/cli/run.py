@@ -38,6 +38,8 @@ class RunCommand:
         out: directory of the run; by default runs/<dataset>-<algorithm>-seed<seed>, with the space
             and the preset before it if they are others.
         resume: go on with a run that is in that directory; otherwise it is refused.
+        pretrained: the directory `supernet` of another slimmable run with the same seed, data and
+            supernet, which is not trained again then.
         fields: of the run.
     """
 
@@ -45,6 +47,7 @@ class RunCommand:
     config: Path | None = None
     out: Path | None = None
     resume: bool = True
+    pretrained: Path | None = None
     fields: Annotated[RunConfig, tyro.conf.arg(name="")] = PRESETS["tiny"]
 
     def __call__(self) -> None:
@@ -54,6 +57,8 @@ class RunCommand:
         parts = [*([self.preset] if self.preset != "tiny" else []), *parts]
         parts = [*([config.space] if config.space != "nats" else []), *parts]
         out = self.out or Path("runs", "-".join(parts))
+        if self.pretrained is not None and config.space != "slimmable":
+            raise BQNESError("pretrained is about a supernet; give --space slimmable, too.")
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
         remember_programs()
@@ -67,7 +72,7 @@ class RunCommand:
 
         with progress_bar("training") as progress:
             of_supernet = functools.partial(progress, what="training the supernet")
-            run = search(config, out, progress, of_supernet)
+            run = search(config, out, progress, of_supernet, supernet=self.pretrained)
         candidates = len(run.found.archs)
         title = f"{config.dataset}: test data, {candidates} candidates by {config.algorithm}"
         _show_metrics([(row.name, row.size, row.metrics) for row in summary(run)], title)
