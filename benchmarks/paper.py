@@ -388,6 +388,7 @@ def main(options: Options) -> None:
         versions = content["versions"]
         parts.append(report(name, content, options))
     command = f"python benchmarks/paper.py {options.table} --data {options.data}"
+    command += f" --datasets {' '.join(datasets)}"
     heading = (
         f"# Table {options.table[-1]}: {TABLES[options.table].title}\n\n"
         f"Made by `{command} --seeds {options.seeds}`, with "
