@@ -150,11 +150,8 @@ def of_run(
             f"the test images of {run.config.dataset} are not those of run {run.directory}: the "
             "data have changed since."
         )
-
-    def predict(images: UInt8[np.ndarray, "n h w c"]) -> Float[Array, "members n classes"]:
-        return run.log_probabilities(members, images)
-
     missing = [condition for condition in under if condition not in measured]
+    predict = run.predictor(members)
     for condition, found in study(predict, jnp.asarray(weights), shifted, missing):
         measured[condition] = found
         _write(run, setting, under, measured)

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms, candidates, live
 from bqnes_jax.config import (
@@ -239,20 +239,21 @@ class Run:
         predict = live.stored_predictor(self.store, self.space, self.config.seed)
         return predict(jnp.asarray(self.found.archs[np.asarray(members)], jnp.int32))
 
-    def log_probabilities(
-        self, members: ArrayLike, images: Shaped[np.ndarray, "n h w c"]
-    ) -> Float[Array, "k n classes"]:
-        """Return what candidates, by number, say about images like those they were trained on."""
+    def predictor(self, members: ArrayLike) -> Callable[[np.ndarray], Float[Array, "k n classes"]]:
+        """Return a function from images, like those of training, to log-probabilities.
+
+        Those of candidates, by number; their weights are read once.
+        """
         archs = self.found.archs[np.asarray(members)].astype(np.int32)
         texts = [self.space.to_string(arch) for arch in archs]
         weights = np.stack([self.store.weights(text, self.config.seed) for text in texts])
         classes, moments = int(self.found.classes), self.found.moments
         if self.config.space == "nats":
             network = train_config(self.config, classes).network
-            return predict_cells(network, weights, archs, images, moments)
+            return lambda images: predict_cells(network, weights, archs, images, moments)
         supernet = supernet_config(self.config, classes)
         shared = _read_array(self.directory / _SHARED)
-        return predict_slices_of(supernet, shared, weights, archs, images, moments)
+        return lambda images: predict_slices_of(supernet, shared, weights, archs, images, moments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,7 +302,7 @@ class Ensemble:
         found = self.run.found
         brightness = float(found.moments[0].mean())
         images = as_images(images, found.image_shape, self.run.config.data.size, brightness)
-        log_probs = self.run.log_probabilities(self.members, images)
+        log_probs = self.run.predictor(self.members)(images)
         return jnp.exp(ensemble_log_probabilities(self.weights, log_probs))
 
     def save(self) -> None:
