@@ -159,11 +159,9 @@ def nats_surface(name: str, options: Options) -> Surface:
     table = tables.Table(log_probs.sum(axis=1), jnp.asarray(np.concatenate(right)), log_probs)
     tabulated = Tabulated(space, table, jnp.asarray(data.test.labels))
     left_out = NATS.size - space.size
-    predict = stored_predictor(store, NATS, seed)
     return Surface(
         tabulated,
-        # NES-BS may draw what is not in the store; see the note on table 4.
-        lambda archs: predict(space.from_index(space.index(archs))),
+        stored_predictor(store, NATS, seed),
         f"{left_out:,} architectures are not in the store." if left_out else "nothing.",
     )
 
@@ -298,8 +296,6 @@ TABLES = {
             ),
         ),
         setting_of_cells,
-        "NES-BS may draw cells that no results exist for; it gets those of the cell with the next "
-        "number instead, so that its rows are better founded the fewer cells are left out.",
     ),
     "table5": Table(
         "slices of a supernet",

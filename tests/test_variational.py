@@ -15,7 +15,7 @@ from bqnes_jax.candidates.variational import (
     stein_direction,
 )
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.spaces import enumerate_space
+from bqnes_jax.spaces import NATS, Subset, enumerate_space
 from tests.toy import GRID, Grid
 
 ARCHS = enumerate_space(GRID)
@@ -107,6 +107,17 @@ def test_draws_follow_the_distribution_and_its_options(key):
         return np.mean([len({tuple(a) for a in one}) for one in draws.tolist()])
 
     assert different(apart) > different(together)
+
+
+def test_draws_from_a_part_of_a_space_are_in_it(key):
+    part = Subset(NATS, tuple(range(5, 15_625, 7)))
+    distribution = MeanField(jnp.log(jnp.full((6, 5), 0.2)), jnp.asarray(0.0))
+    whole = draw_diverse(key, NATS, distribution, 60, steps=20)
+    drawn = draw_diverse(key, part, distribution, 60, steps=20)
+    assert set(NATS.index(drawn).tolist()) <= set(part.numbers)
+    there = np.isin(NATS.index(whole), part.numbers)
+    assert 0 < there.sum() < 60
+    np.testing.assert_array_equal(drawn[there], whole[there])
 
 
 def test_bad_input_is_refused(key):

@@ -21,7 +21,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.errors import check_positive, check_shape, check_whole
-from bqnes_jax.spaces.base import Architectures, Space, as_architectures
+from bqnes_jax.spaces.base import Architectures, Space, as_architectures, enumerate_space
+from bqnes_jax.spaces.subset import Subset
 from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.types import PRNGKey
 
@@ -93,7 +94,8 @@ def draw_diverse(
 
     Each entry of an architecture is relaxed to a vector of its options, whose density is that of
     Gaussians around the one-hot vectors, with the probabilities q_i. Particles start at
-    independent draws and end at the nearest one-hot vectors, which may be the same for some.
+    independent draws and end at the nearest architectures of the space, which may be the same for
+    some.
 
     Args:
         key: of the first positions.
@@ -111,7 +113,8 @@ def draw_diverse(
     check_whole("steps", steps, 0)
     log_probs = jnp.asarray(distribution.log_probs)
     check_shape("distribution.log_probs", log_probs, (len(space.options), max(space.options)))
-    return _draw(key, log_probs, size, diversity, steps)
+    listed = enumerate_space(space) if isinstance(space, Subset) else None
+    return _draw(key, log_probs, size, diversity, steps, listed)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -161,6 +164,7 @@ def _draw(
     size: int,
     diversity: ArrayLike,
     steps: ArrayLike,
+    listed: Int32[Array, "N length"] | None,
 ) -> Architectures:
     corners = jnp.eye(log_q.shape[1], dtype=log_q.dtype)
 
@@ -184,8 +188,11 @@ def _draw(
     particles = jax.nn.one_hot(draws, log_q.shape[1], dtype=log_q.dtype)
     particles += _WIDTH * jax.random.normal(noise_key, particles.shape, log_q.dtype)
     particles = lax.fori_loop(0, steps, step, (particles, optimiser.init(particles)))[0]
-    nearest = jnp.argmax(jnp.where(log_q > -jnp.inf, particles, -jnp.inf), axis=-1)
-    return nearest.astype(jnp.int32)
+    particles = jnp.where(log_q > -jnp.inf, particles, -jnp.inf)
+    if listed is None:
+        return jnp.argmax(particles, axis=-1).astype(jnp.int32)
+    closeness = jnp.sum(particles[:, jnp.arange(len(log_q)), listed], axis=-1)
+    return listed[jnp.argmax(closeness, axis=1)]
 
 
 def stein_direction(
