@@ -8,6 +8,7 @@ A config file is YAML or JSON with the fields that differ from the preset, neste
     train: {steps: 300, network: {channels: 8}}
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -22,6 +23,7 @@ import yaml
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.data import NO_AUGMENTATION, Dataset, Split, load, split
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files import check_plain, read_small
 from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.spaces import NATS, Space
 from bqnes_jax.training import SupernetConfig, TrainConfig
@@ -170,7 +172,16 @@ def configure(
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-5 as a number, as JSON does; to YAML 1.1 it is text, for want of a point."""
+    """Reads 1e-5 as a number, as JSON does; to YAML 1.1 it is text, for want of a point.
+
+    Aliases, of which a few lines can stand for gigabytes, are refused.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """Read one value."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias (*); write out what that stands for")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -182,10 +193,11 @@ def read_fields(path: str | os.PathLike[str]) -> dict:
     """Read a YAML or JSON file with fields of a config."""
     path = Path(path)
     try:
-        content = yaml.load(path.read_text(), _Loader)
+        content = yaml.load(read_small(path), _Loader)
+        check_plain(content)
     except OSError as error:
         raise BQNESError(f"config file {path} cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # PyYAML has errors of many kinds
         reason = " ".join(str(error).split())[:160]
         raise BQNESError(f"config file {path} is neither YAML nor JSON: {reason}") from None
     if content is None:
@@ -215,9 +227,11 @@ def updated(config: Config, fields: dict, where: str = "config") -> Config:
             values[name] = updated(old, value, here)
             continue
         value = tuple(value) if isinstance(value, list) else value
-        if not _fits(hints[name], value):
-            raise BQNESError(f"{here} is {value!r}; it must be {_described(hints[name])}.")
-        values[name] = float(value) if hints[name] is float else value
+        try:
+            values[name] = _fitted(hints[name], value)
+        except TypeError:
+            described = _described(hints[name])
+            raise BQNESError(f"{here} is {value!r}; it must be {described}.") from None
     return dataclasses.replace(config, **values)
 
 
@@ -251,19 +265,25 @@ def supernet_config(config: TaskConfig, classes: int) -> SupernetConfig:
     return dataclasses.replace(config.supernet, network=network)
 
 
-def _fits(hint: object, value: object) -> bool:
+def _fitted(hint: object, value: object) -> object:
+    """Return a value as a field of that type holds it; TypeError if it does not fit."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(part, value) for part in parts)
-    if origin is typing.Literal:
-        return value in parts
-    if origin is tuple:
-        parts = parts[:1] * len(value) if parts[-1] is ... and isinstance(value, tuple) else parts
-        same = isinstance(value, tuple) and len(value) == len(parts)
-        return same and all(map(_fits, parts, value))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is (type(None) if hint is None else hint)
+        for part in parts:
+            with contextlib.suppress(TypeError):
+                return _fitted(part, value)
+        raise TypeError
+    if origin is typing.Literal and value in parts:
+        return value
+    if origin is tuple and isinstance(value, tuple):
+        parts = parts[:1] * len(value) if parts[-1] is ... else parts
+        if len(parts) == len(value):
+            return tuple(map(_fitted, parts, value))
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not (type(None) if hint is None else hint):
+        raise TypeError
+    return value
 
 
 def _described(hint: object) -> str:

@@ -22,12 +22,14 @@ import numpy as np
 from jaxtyping import Float
 
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
+from bqnes_jax.files import load_json
 
 FORMAT = 1
 OK, FAILED = "ok", "failed"
 
 _MAGIC = b"BQNES\x00\r\n"  # a transfer that translates line ends or drops zeros shows at once
 _HEADER_LIMIT = 1 << 20
+_NUMBERS_LIMIT = 1 << 30  # in an entry: 4 GB; a million points of a thousand classes fit
 _DIGEST = hashlib.sha256().digest_size
 _WEIGHT = np.dtype("<f4")
 _NUMBERS = ("train_loss", "valid_loss", "test_loss", "seconds")
@@ -113,7 +115,12 @@ class Manifest:
                 raise BQNESError(f"{field} is {value!r}; it must be a name.")
         for field in ("valid_points", "test_points", "classes"):
             check_whole(field, getattr(self, field), 1)
-        check_whole("weights", self.weights, 0)
+        check_whole("weights", self.weights, 0, _NUMBERS_LIMIT)
+        if (self.valid_points + self.test_points) * self.classes > _NUMBERS_LIMIT:
+            raise BQNESError(
+                f"{self.valid_points + self.test_points:,} points of {self.classes:,} classes are "
+                f"more than the {_NUMBERS_LIMIT:,} numbers an entry may have; predict fewer."
+            )
         check_choice("dtype", self.dtype, ("float16", "float32"))
         object.__setattr__(self, "config", _plain(self.config))
 
@@ -171,9 +178,10 @@ def decode(file: BinaryIO, manifest: Manifest, part: Part = "predictions") -> En
         raise DamagedError("belongs to another store")
     ok = entry.status == OK
     rows = manifest.valid_points + manifest.test_points if ok else 0
-    row = np.dtype((np.dtype(manifest.dtype).newbyteorder("<"), (manifest.classes,)))
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
     numbers = manifest.weights if ok else 0
-    expected = rows * row.itemsize + numbers * _WEIGHT.itemsize
+    of_predictions = rows * manifest.classes * dtype.itemsize
+    expected = of_predictions + numbers * _WEIGHT.itemsize
     if size - start != expected:
         raise DamagedError(
             f"holds {size - start:,} bytes of predictions and weights instead of {expected:,}"
@@ -181,31 +189,29 @@ def decode(file: BinaryIO, manifest: Manifest, part: Part = "predictions") -> En
     if part == "header" or not ok:
         return entry
     if part == "weights":
-        file.seek(rows * row.itemsize, os.SEEK_CUR)
-        weights = _read_array(file, (numbers, _WEIGHT), header["weights_sha256"], part)
+        file.seek(of_predictions, os.SEEK_CUR)
+        weights = np.empty(numbers, _WEIGHT)
+        _fill(weights, file, header["weights_sha256"], part)
         return entry._replace(weights=weights)
-    array = _read_array(file, (rows, row), header["sha256"], part)
-    valid, test = np.split(array, [manifest.valid_points])
+    predictions = np.empty((rows, manifest.classes), dtype)
+    _fill(predictions, file, header["sha256"], part)
+    valid, test = np.split(predictions, [manifest.valid_points])
     return entry._replace(valid_log_probs=valid, test_log_probs=test)
 
 
-def _read_array(
-    file: BinaryIO, shape_and_dtype: tuple[int, np.dtype], sha256: str, part: Part
-) -> np.ndarray:
-    array = np.empty(*shape_and_dtype)
+def _fill(array: np.ndarray, file: BinaryIO, sha256: str, part: Part) -> None:
     file.readinto(array)
     if hashlib.sha256(array).hexdigest() != sha256:
         raise DamagedError(f"has been altered: the checksum of its {part} differs")
-    return array
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a store."""
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path)
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         content = None
     content = content if isinstance(content, dict) else {}
     version = content.pop("format", FORMAT)

@@ -141,8 +141,8 @@ def of_run(
     members = np.union1d(ensemble.members, single.members)
     weights = np.stack([_spread(one, members) for one in (ensemble, single)])
     setting = _setting(ensemble) | {"images": str(path or OWN)}
-    content = _read(run)
-    measured = _measured(content) if content.get("setting") == setting else {}
+    of_setting, _, known = _read(run)
+    measured = known if of_setting == setting else {}
     shifted = shifted_test_images(run.config, path)
     labels, known = shifted(CLEAN, 0).labels, run.found.test_labels
     if len(labels) == len(known) and not np.array_equal(labels, known):
@@ -166,12 +166,10 @@ def load(run: Run) -> tuple[Robustness, str] | None:
 
     Nothing is also what was not measured to its end, or damaged.
     """
-    content, ensemble = _read(run), _setting(run.saved_ensemble())
-    setting = content.get("setting", {})
+    setting, under, measured = _read(run)
+    ensemble = _setting(run.saved_ensemble())
     if {name: setting.get(name) for name in ensemble} != ensemble:
         return None
-    measured = _measured(content)
-    under = [tuple(condition) for condition in content["under"]]
     if not all(condition in measured for condition in under):
         return None
     return collect(NAMES, measured, under), setting["images"]
@@ -216,21 +214,32 @@ def _setting(ensemble: Ensemble) -> dict:
     }
 
 
-def _read(run: Run) -> dict:
-    """Read what was measured before; damaged files count as nothing."""
+def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
+    """Read what was measured before: of what, under what, and how good it is.
+
+    Damaged files count as nothing.
+    """
     try:
         content = read_json(run.directory / _FILE, "study")
-        _measured(content)
-        return content if content["under"] and content["setting"]["images"] else {}
+        under = [(str(name), severity) for name, severity in content["under"]]
+        corruptions, severities = (dict.fromkeys(column) for column in zip(*under[1:], strict=True))
+        if under != conditions(tuple(corruptions), tuple(severities)):
+            raise ValueError
+        if not isinstance(content["setting"]["images"], str):
+            raise TypeError
+        return content["setting"], under, _measured(content["measured"])
     except (BQNESError, KeyError, TypeError, ValueError, AttributeError):
-        return {}
+        return {}, [], {}
 
 
 def _measured(content: dict) -> dict[Condition, Measured]:
     measured = {}
-    for name, values in content["measured"].items():
+    for name, values in content.items():
         corruption, _, severity = name.partition("-")
-        measured[corruption, int(severity)] = np.array(values, float)
+        found = np.array(values, float)
+        if found.shape != (len(NAMES), 3):
+            raise ValueError
+        measured[corruption, int(severity)] = found
     return measured
 
 

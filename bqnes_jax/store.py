@@ -143,23 +143,20 @@ class Store:
 
     def load(self, archs: Sequence[str], seed: int) -> Predictions:
         """Read the entries of these architectures into stacked arrays."""
-        shape = self.manifest
-        valid = np.full((len(archs), shape.valid_points, shape.classes), np.nan, np.float32)
-        test = np.full((len(archs), shape.test_points, shape.classes), np.nan, np.float32)
-        entries, absent = [], []
-        for i, arch in enumerate(archs):
-            entry = self.get(arch, seed)
-            if entry is None:
-                absent.append(arch)
-                continue
-            if entry.status == OK:
-                valid[i], test[i] = entry.valid_log_probs, entry.test_log_probs
-            entries.append(entry._replace(valid_log_probs=None, test_log_probs=None))
+        entries = [self.get(arch, seed) for arch in archs]
+        absent = [arch for arch, entry in zip(archs, entries, strict=True) if entry is None]
         if absent:
             raise BQNESError(
                 f"{len(absent)} of {len(archs)} architectures have no entry with seed {seed} in "
                 f"store {self.directory}, {absent[0]!r} the first; train what `missing` lists."
             )
+
+        shape = self.manifest  # to be believed: entries have the size that it says
+        valid = np.full((len(archs), shape.valid_points, shape.classes), np.nan, np.float32)
+        test = np.full((len(archs), shape.test_points, shape.classes), np.nan, np.float32)
+        for i, entry in enumerate(entries):
+            if entry.status == OK:
+                valid[i], test[i] = entry.valid_log_probs, entry.test_log_probs
 
         def column(name: str) -> np.ndarray:
             return np.array([getattr(entry, name) for entry in entries], np.float64)

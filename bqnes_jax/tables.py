@@ -4,8 +4,6 @@ import functools
 import importlib
 import io
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int, Int32, UInt8, UInt16
 
+from bqnes_jax.arrays import open_npz, read_arrays
 from bqnes_jax.candidates import Outcome
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.files import damaged_means_refused, write_whole, writing
 from bqnes_jax.kernels import WL
 from bqnes_jax.nats_bench import DATASETS, SEEDS, read_results
 from bqnes_jax.spaces import NATS, Architectures, EnumerableSpace, Subset, enumerate_space
@@ -107,31 +106,31 @@ def load(name: str) -> Tabulated:
 
 def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            if "valid_losses" in content:
+    with damaged_means_refused(
+        path,
+        "is not a table, or damaged",
+        "make it again.",
+        "is not there; make one with: bqnes tabulate",
+    ):
+        with open_npz(path) as file:
+            if "valid_losses" in file:
                 raise BQNESError(
                     f"{path} has losses of NATS-Bench and no predictions, which ensembles need; "
                     "import those into a store."
                 )
-            numbers, valid, test, right, labels = (
-                content[key] for key in ("numbers", "valid", "test", "right", "test_labels")
-            )
-    except FileNotFoundError:
-        raise BQNESError(f"table {path} is not there; make one with: bqnes tabulate") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-        raise BQNESError(f"{path} is not a table, or damaged; make it again.") from None
-    log_probs = _expanded(valid)
-    classes = np.exp(_expanded(test))
+        packed = read_arrays(path, _Packed)
+        _check_packed(packed)
+    log_probs = _expanded(packed.valid)
+    classes = np.exp(_expanded(packed.test))
     return Tabulated(
-        Subset(NATS, tuple(numbers.tolist())),
+        Subset(NATS, tuple(packed.numbers.tolist())),
         Table(
             log_likelihoods=jnp.asarray(log_probs.sum(axis=1, dtype=float)),
-            accuracies=jnp.asarray(right / valid.shape[1]),
+            accuracies=jnp.asarray(packed.right / log_probs.shape[1]),
             log_probs=jnp.asarray(log_probs),
             probabilities=jnp.asarray(classes / classes.sum(axis=2, keepdims=True)),
         ),
-        jnp.asarray(labels, jnp.int32),
+        jnp.asarray(packed.test_labels, jnp.int32),
     )
 
 
@@ -162,17 +161,40 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
     order = np.argsort(numbers)
     valid, labels = stored.valid_log_probs[order], data.valid.labels
     content = io.BytesIO()
-    np.savez_compressed(
-        content,
+    packed = _Packed(
         numbers=np.asarray(numbers, np.int32)[order],
         valid=_rounded(valid[:, np.arange(len(labels)), labels], np.uint16),
         test=_rounded(stored.test_log_probs[order], np.uint8),
         right=np.sum(valid.argmax(-1) == labels, axis=1).astype(np.int32),
         test_labels=data.test.labels.astype(np.uint8),
     )
+    np.savez_compressed(content, **packed._asdict())
     with writing(f"table {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
+
+
+class _Packed(NamedTuple):
+    """What is in the file of a table: rounded log-probabilities, and how many are right."""
+
+    numbers: Int32[np.ndarray, " size"]
+    valid: UInt16[np.ndarray, "size n"]
+    test: UInt8[np.ndarray, "size m classes"]
+    right: Int32[np.ndarray, " size"]
+    test_labels: UInt8[np.ndarray, " m"]
+
+
+def _check_packed(packed: _Packed) -> None:
+    """Refuse numbers that are not of cells, counts beyond the points, labels without a class."""
+    numbers, valid, test, right, labels = packed
+    sound = (
+        np.all((numbers >= 0) & (numbers < NATS.size))
+        and np.all(np.diff(numbers) > 0)
+        and np.all((right >= 0) & (right <= valid.shape[1]))
+        and np.all(labels < test.shape[2])
+    )
+    if not (valid.size and test.size and sound):
+        raise ValueError("its numbers are out of range")
 
 
 # Log-probabilities are kept as √(−log p / depth) in whole steps: finest where p is near 1.

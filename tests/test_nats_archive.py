@@ -142,6 +142,8 @@ class TestRefusals:
             self.refused(tmp_path / name, "is a single file of all results")
         (tmp_path / "some.tar").write_bytes(b"not a tar")
         self.refused(tmp_path / "some.tar", "is cut short, altered or in another format")
+        (tmp_path / "some.tar.gz").write_bytes(b"\x1f\x8b")
+        self.refused(tmp_path / "some.tar.gz", "is compressed.* unpack it and give the directory")
 
     def test_lists_that_are_not_of_the_topology_space(self, archive):
         sizes = [f"{8 * i}:8:8:8:8" for i in range(8)]

@@ -1,20 +1,24 @@
 """The published files of known data sets, and `.npz` files, as arrays. Nothing in them is run."""
 
-import contextlib
 import gzip
 import hashlib
 import io
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
+from bqnes_jax.arrays import open_npz
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import damaged_means_refused, read_at_most
+from bqnes_jax.unpickling import NumberType, Stateful, Unpickler
+
+_LIMIT = 1 << 28  # bytes of an unpacked IDX file; the largest published one has a fifth
 
 
 class Images(NamedTuple):
@@ -77,12 +81,7 @@ def read_published(name: str, path: Path, verify: bool = True) -> Dataset:
 
 def read_npz(name: str, path: Path) -> Dataset:
     """Read `x_train`, `y_train`, `x_test`, `y_test` (or `x`, `y`) and, if there, `classes`."""
-    # NumPy leaves a file open that it cannot read, so it does not get to open it.
-    with (
-        damaged_means_refused(path),
-        path.open("rb") as opened,
-        np.load(opened, allow_pickle=False) as file,
-    ):
+    with damaged_means_refused(path), open_npz(path) as file:
         names = ("x_train", "y_train") if "x_train" in file else ("x", "y")
         absent = [key for key in names if key not in file]
         if "x_test" in file and "y_test" not in file:
@@ -90,16 +89,16 @@ def read_npz(name: str, path: Path) -> Dataset:
         if absent:
             raise BQNESError(
                 f"{path} has no {absent[0]}; it must hold x_train, y_train, x_test and y_test, or "
-                f"x and y (it holds {', '.join(file.files)})."
+                f"x and y (it holds {', '.join(file.names[:9])})."
             )
-        train = _images(path, *(file[key] for key in names))
+        train = _images(path, *(file[key].read() for key in names))
         if "x_test" in file:
-            test = _images(path, file["x_test"], file["y_test"])
+            test = _images(path, file["x_test"].read(), file["y_test"].read())
         else:
             test = Images(train.images[:0], train.labels[:0])
         labels = np.concatenate([train.labels, test.labels])
         highest = int(labels.max(initial=0)) + 1
-        classes = len(file["classes"]) if "classes" in file else highest
+        classes = file["classes"].shape[0] if "classes" in file else highest
     dataset = Dataset(name, classes, train, test)
     check_dataset(dataset, path)
     return dataset
@@ -126,22 +125,6 @@ def how_to_get(name: str, directory: Path | None = None) -> str:
     published = PUBLISHED[name]
     place = "" if directory is None else f" --directory {directory}"
     return f"{published.get} bqnes data prepare {name} --from {published.source}{place}"
-
-
-@contextlib.contextmanager
-def damaged_means_refused(path: Path) -> Iterator[None]:
-    """Turn what readers raise at bytes they do not understand into one sentence."""
-    try:
-        yield
-    except BQNESError:
-        raise
-    except FileNotFoundError:
-        raise BQNESError(f"{path} does not exist.") from None
-    except Exception as error:  # gzip, tar, zip, pickle, protobuf, Riegeli: there is no list
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise BQNESError(
-            f"{path} is cut short, altered or in another format ({reason}); get it again."
-        ) from error
 
 
 def _check_checksum(path: Path, expected: str) -> None:
@@ -171,12 +154,20 @@ def _images(path: Path, images: np.ndarray, labels: np.ndarray) -> Images:
     return Images(np.ascontiguousarray(images), labels.astype(np.int32))
 
 
-def _channels_last(path: Path, data: np.ndarray, labels: np.ndarray | list, side: int) -> Images:
+def _channels_last(path: Path, data: object, labels: np.ndarray, side: int) -> Images:
     """Order the rows of CIFAR and ImageNet16, three planes each, as images."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
         raise BQNESError(f"{path} holds data that are not an array of uint8.")
     images = data.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
-    return _images(path, images, np.asarray(labels))
+    return _images(path, images, labels)
+
+
+def _labels(found: object) -> np.ndarray:
+    if isinstance(found, np.ndarray):
+        return found
+    if not isinstance(found, list) or not all(type(label) is int for label in found):
+        raise ValueError("its labels are not whole numbers")
+    return np.array(found, np.int64)
 
 
 def _joined(parts: list[Images]) -> Images:
@@ -191,7 +182,8 @@ def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
                 part = member.name.removeprefix(folder + "/")
                 if part in (*train, test) and member.isfile():
                     batch = unpickle(archive.extractfile(member))
-                    found[part] = _channels_last(path, batch["data"], batch[label_key], 32)
+                    labels = _labels(batch[label_key])
+                    found[part] = _channels_last(path, batch["data"], labels, 32)
             while stream.read(1 << 20):  # to its end, where its checksum is compared
                 pass
         absent = [part for part in (*train, test) if part not in found]
@@ -211,7 +203,7 @@ def _read_imagenet16(path: Path) -> tuple[Images, Images]:
     for name in PUBLISHED["imagenet16-120"].checksums:
         with (path / name).open("rb") as file:
             batch = unpickle(file)
-        labels = np.asarray(batch["labels"])  # counted from 1, of a thousand classes
+        labels = _labels(batch["labels"])  # counted from 1, of a thousand classes
         chosen = labels <= _IMAGENET16_CLASSES
         parts[name] = _channels_last(path / name, batch["data"][chosen], labels[chosen] - 1, 16)
     test = parts.pop(_IMAGENET16_TEST)
@@ -221,7 +213,7 @@ def _read_imagenet16(path: Path) -> tuple[Images, Images]:
 def _read_idx(path: Path) -> tuple[Images, Images]:
     def array(name: str) -> np.ndarray:
         with gzip.open(path / name) as file:
-            content = file.read()
+            content = read_at_most(file, _LIMIT)
         dimensions = content[3]
         if content[:3] != b"\0\0\x08" or dimensions not in (1, 3):
             raise ValueError(f"{name} is not an IDX file of bytes")
@@ -236,10 +228,9 @@ def _read_idx(path: Path) -> tuple[Images, Images]:
 def unpickle(file: io.BufferedIOBase) -> dict[str, object]:
     """Read plain containers and arrays of numbers from a pickle, and refuse everything else.
 
-    The published batches of CIFAR and ImageNet16 are pickles, and a pickle may name any function to
-    be called. Here a name stands for one of a few harmless things of this file, or is refused.
+    The published batches of CIFAR and ImageNet16 are pickles.
     """
-    content = _Unpickler(file, encoding="latin1").load()
+    content = _Unpickler.read(file, encoding="latin1")
     if not isinstance(content, dict):
         raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a dict")
     return {
@@ -248,57 +239,32 @@ def unpickle(file: io.BufferedIOBase) -> dict[str, object]:
     }
 
 
-class _Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes of memory
-    def find_class(self, module: str, name: str) -> object:
-        module = module.replace("numpy._core", "numpy.core")  # renamed in NumPy 2
-        if (module, name) not in _ADMITTED:
-            raise BQNESError(
-                f"a file asks for {module}.{name}, which no published data set needs; it is not "
-                "safe to read: get it again from its authors."
-            )
-        return _ADMITTED[module, name]
-
-
-class _PickledType:
-    def __init__(self, code: str, *_: object):
-        if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"):
-            raise pickle.UnpicklingError(f"it holds an array of type {code!r}")
-        self.code, self.order = code, "|"
-
-    def __setstate__(self, state: tuple) -> None:
-        if state[1] not in ("|", "<", ">", "="):
-            raise pickle.UnpicklingError(f"it holds an array of byte order {state[1]!r}")
-        self.order = state[1]
-
-
-class _PickledArray:
+class _PickledArray(Stateful):
     """What NumPy's pickles say of an array; NumPy itself would trust them."""
 
     def __init__(self, *_: object):
-        self.state = None
-
-    def __setstate__(self, state: tuple) -> None:
-        self.state = state
+        pass
 
     def array(self) -> np.ndarray:
         _, shape, kind, fortran, content = self.state
-        if not isinstance(kind, _PickledType):
+        if not isinstance(kind, NumberType):
             raise pickle.UnpicklingError("it holds an array without a type")
         content = content.encode("latin1") if isinstance(content, str) else content
-        dtype = np.dtype(kind.order.replace("|", "=") + kind.code)
-        return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+        return np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+def _latin1(text: object, encoding: object) -> bytes:
     return text.encode("latin1")  # how Python 3 writes bytes in the old protocols
 
 
-_ADMITTED: dict[tuple[str, str], object] = {
-    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    ("numpy", "ndarray"): "an argument of _reconstruct, never called",
-    ("numpy", "dtype"): _PickledType,
-    ("_codecs", "encode"): _latin1,
-}
+class _Unpickler(Unpickler):
+    reads = "published data set"
+    admitted = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy", "ndarray"): "an argument of _reconstruct, never called",
+        ("numpy", "dtype"): NumberType,
+        ("_codecs", "encode"): _latin1,
+    }
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"

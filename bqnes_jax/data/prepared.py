@@ -6,6 +6,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -19,12 +20,12 @@ from bqnes_jax.data.archives import (
     Dataset,
     Images,
     check_dataset,
-    damaged_means_refused,
     how_to_get,
     read_npz,
     read_published,
 )
 from bqnes_jax.errors import BQNESError, check_choice
+from bqnes_jax.files import check_unpacked, damaged_means_refused, load_json
 
 VERSION = "1.0.0"
 _CHECKSUM = "content.sha256"  # records carry their own, but not how many there are, nor the classes
@@ -91,9 +92,9 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         features = builder.info.features
         if not {"image", "label"} <= set(features or ()) or "train" not in builder.info.splits:
             raise BQNESError(f"{folder} has no images and labels for training; it is of no use.")
-        shape = features["image"].shape
+        shape = _shape(features["image"])
         parts = {
-            split: _read_split(builder.as_data_source(split), shape)
+            split: _read_split(builder.as_data_source(split), shape, folder)
             for split in ("train", "test")
             if split in builder.info.splits
         }
@@ -111,22 +112,49 @@ def read_test(folder: Path) -> Images:
     """Read the test images of a prepared data set, which may have no others."""
     with damaged_means_refused(folder):
         builder = _open(folder, "get it as arrays.")
-        return _read_split(builder.as_data_source("test"), builder.info.features["image"].shape)
+        shape = _shape(builder.info.features["image"])
+        return _read_split(builder.as_data_source("test"), shape, folder)
 
 
 def _open(folder: Path, otherwise: str):
     import tensorflow_datasets as tfds
 
-    info = json.loads((folder / "dataset_info.json").read_bytes())
+    info = load_json(folder / "dataset_info.json")
     if info.get("fileFormat") != "array_record":
         raise BQNESError(
             f"{folder} was prepared as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow "
             f'reads; prepare it with file_format="array_record", or {otherwise}'
         )
+    _check_features(load_json(folder / "features.json"))
     return tfds.builder_from_directory(folder)
 
 
-def _read_split(source, shape: tuple[int, ...]) -> Images:
+def _check_features(content: object) -> None:
+    """Refuse a description of features by which TFDS would import modules that are not its own."""
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    for key, value in content.items() if isinstance(content, dict) else ():
+        named = key in ("type", "pythonClassName", "python_class_name")
+        own = isinstance(value, str) and value.startswith("tensorflow_datasets.core.features.")
+        if (named and not own) or key in ("jsonFeature", "json_feature", "proto_cls"):
+            raise ValueError(f"its {key} is not one of TFDS's own")
+        _check_features(value)
+
+
+def _shape(image) -> tuple[int, int, int]:
+    shape = image.shape
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) != 3
+        or not all(isinstance(n, int) for n in shape)
+    ):
+        raise ValueError("its images are not all of one shape")
+    return shape
+
+
+def _read_split(source, shape: tuple[int, ...], folder: Path) -> Images:
+    stored = sum(path.stat().st_size for path in folder.iterdir())
+    check_unpacked(len(source) * math.prod(shape), stored)
     images = np.empty((len(source), *shape), np.uint8)
     labels = np.empty(len(source), np.int32)
     for start in range(0, len(source), _AT_ONCE):

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bqnes_jax.data.archives import Dataset, Images, damaged_means_refused
+from bqnes_jax.arrays import map_npy, read_npy
+from bqnes_jax.data.archives import Dataset, Images
 from bqnes_jax.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from bqnes_jax.data.prepared import find_prepared, read_test
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import damaged_means_refused
 from bqnes_jax.types import PRNGKey
 
 CLEAN = "clean"
@@ -76,15 +78,16 @@ def published(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndic
 def _from_arrays(path: Path, dataset: Dataset, places: Int[np.ndarray, " m"]) -> Shifted:
     clean, n = dataset.test, len(dataset.test.labels)
     with damaged_means_refused(path / "labels.npy"):
-        labels = np.load(path / "labels.npy", allow_pickle=False)
-    _check_labels(path, np.asarray(labels[:n]), clean.labels, len(labels) == len(SEVERITIES) * n)
+        labels = read_npy(path / "labels.npy")
+    as_many = labels.shape == (len(SEVERITIES) * n,)
+    _check_labels(path, labels[:n] if as_many else labels, clean.labels, as_many)
 
     def shifted(name: str, severity: int) -> Images:
         if name == CLEAN:
             return Images(clean.images[places], clean.labels[places])
         file = path / f"{name}.npy"
         with damaged_means_refused(file):
-            every = np.load(file, mmap_mode="r", allow_pickle=False)
+            every = map_npy(file)
             if every.shape != (len(labels), *clean.images.shape[1:]) or every.dtype != np.uint8:
                 raise ValueError(f"its shape is {every.shape}")
             return Images(every[(severity - 1) * n + places], clean.labels[places])

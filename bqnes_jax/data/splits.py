@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from bqnes_jax.data.archives import Dataset, Images
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files import load_json
 
 Sizes = tuple[int | float, int | float, int | float]
 Indices = Int[np.ndarray, " n"]
@@ -163,14 +164,14 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> SplitIndices:
     """
     path = Path(path)
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path)
         named = {name.removeprefix("x"): value for name, value in content.items()}
         default = "test" if "xvalid" in content else _VALID_FROM.get(dataset.name, "train")
         valid_from = named.pop("valid_from", default)
         lists = {name: _places(value) for name, value in named.items()}
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}).") from None
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         lists = {}
     if "valid" not in lists or not set(lists) <= {"train", "valid", "test"}:
         raise BQNESError(

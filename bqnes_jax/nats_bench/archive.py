@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bqnes_jax.data.archives import damaged_means_refused
 from bqnes_jax.errors import BQNESError, check_choice
+from bqnes_jax.files import damaged_means_refused
 from bqnes_jax.nats_bench.pickles import Tensor, unpickle
 from bqnes_jax.spaces.nats import OPERATIONS
 
@@ -136,10 +136,13 @@ class Archive(NamedTuple):
         content = _unpickled(self, name)
         with damaged_means_refused(where):
             trained = content[_EPOCHS]
-            if trained["arch_str"] != self.archs[number]:
+            arch = trained["arch_str"]
+            if not isinstance(arch, str):
+                raise TypeError("its architecture is not a text")
+            if arch != self.archs[number]:
                 raise BQNESError(
-                    f"{where} is of {trained['arch_str']}, and not of {self.archs[number]} as "
-                    f"{_META} says; get both from one archive."
+                    f"{where} is of {arch}, and not of {self.archs[number]} as {_META} says; get "
+                    "both from one archive."
                 )
             found = {
                 seed: _training(trained["all_results"][published.name, seed], published)
@@ -202,6 +205,11 @@ def _open_tar(path: Path, stack: contextlib.ExitStack) -> Archive:
             f"{path} is a single file of all results, which is read only as a whole, or not of "
             f"NATS-Bench; {_GET}."
         )
+    if path.name.endswith((".gz", ".tgz", ".bz2", ".xz")):
+        raise BQNESError(
+            f"{path} is compressed, so that no file of it can be read alone; unpack it and give "
+            "the directory."
+        )
     with damaged_means_refused(path):
         tar = stack.enter_context(tarfile.open(path, "r:"))  # noqa: SIM115 (the stack closes it)
         members = {Path(member.name).name: member for member in tar if member.isfile()}
@@ -218,7 +226,8 @@ def _listed(archive: Archive) -> tuple[str, ...]:
     """Read the list of architectures, and check that it is the list of the space."""
     meta = _unpickled(archive, _META)
     archs = meta.get("meta_archs") if isinstance(meta, dict) else None
-    if not isinstance(archs, list) or sorted(map(str, archs)) != sorted(numbers_by_text()):
+    texts = isinstance(archs, list) and all(isinstance(arch, str) for arch in archs)
+    if not texts or sorted(archs) != sorted(numbers_by_text()):
         raise BQNESError(
             f"{archive.path / _META} does not list the 15,625 architectures of the topology space, "
             f"each once: it is of another benchmark; {_GET}."
@@ -232,10 +241,7 @@ def _unpickled(archive: Archive, name: str) -> object:
         archive.open_file(name) as compressed,
         bz2.BZ2File(compressed) as file,
     ):
-        content = unpickle(file)
-        if file.read(1):  # to its end, where its checksum is compared
-            raise ValueError("it goes on after its end")
-    return content
+        return unpickle(file)
 
 
 def _file_name(number: int) -> str:

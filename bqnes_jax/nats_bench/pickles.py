@@ -1,8 +1,4 @@
-"""Pickles of plain containers, numbers and PyTorch's tensors, read without trust and without torch.
-
-A pickle may name any function to be called. Here a name stands for one of a few harmless things of
-this file, or is refused; and what an object wants to be set to (BUILD) is left out.
-"""
+"""Pickles of plain containers, numbers and tensors, read without trust and without PyTorch."""
 
 import io
 import math
@@ -12,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bqnes_jax.errors import BQNESError
+from bqnes_jax.unpickling import NumberType, Unpickler
 
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of PyTorch's format before 1.6
 
@@ -40,8 +36,8 @@ class Tensor(NamedTuple):
 
 
 def unpickle(file: io.BufferedIOBase) -> object:
-    """Read one object."""
-    return _Unpickler(file).load()
+    """Read the one object of a file."""
+    return _Unpickler.read(file)
 
 
 class _Bytes(NamedTuple):
@@ -63,56 +59,33 @@ class _Bytes(NamedTuple):
         return np.frombuffer(file.read(), dtype, size)
 
 
-class _Number:
-    """The type of a NumPy number, as it is pickled: its name, and then its byte order."""
-
-    def __init__(self, code: str, *_: object):
-        if code not in ("f4", "f8", "i4", "i8"):
-            raise pickle.UnpicklingError(f"it holds a number of type {code!r}")
-        self.dtype = np.dtype(code)
+def _number(kind: object, content: object) -> float | int:
+    if not isinstance(kind, NumberType):
+        raise pickle.UnpicklingError("it holds a number without a type")
+    return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 
-def _number(kind: _Number, content: bytes) -> float | int:
-    return np.frombuffer(content, kind.dtype.newbyteorder("<"), 1)[0].item()
-
-
-def _tensor(storage: _Bytes, offset: int, shape: tuple, strides: tuple, *_: object) -> Tensor:
+def _tensor(storage: object, offset: object, shape: object, strides: object, *_: object) -> Tensor:
     if not isinstance(storage, _Bytes):
         raise pickle.UnpicklingError("it holds a tensor without numbers")
     return Tensor(storage, offset, tuple(shape), tuple(strides))
 
 
-class _Restricted(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes of memory
-    admitted: dict[tuple[str, str], object] = {}  # noqa: RUF012
-
-    def find_class(self, module: str, name: str) -> object:
-        module = module.replace("numpy._core", "numpy.core")  # renamed in NumPy 2
-        if (module, name) not in self.admitted:
-            raise BQNESError(
-                f"a file asks for {module}.{name}, which no file of NATS-Bench needs; it is not "
-                "safe to read: get it again from its authors."
-            )
-        return self.admitted[module, name]
-
-    def _leave_state_out(self) -> None:
-        self.stack.pop()
-
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _leave_state_out}  # noqa: RUF012
-
-
-class _Unpickler(_Restricted):
+class _Unpickler(Unpickler):
+    reads = "file of NATS-Bench"
     admitted = {  # noqa: RUF012
         ("collections", "OrderedDict"): dict,
-        ("numpy", "dtype"): _Number,
+        ("numpy", "dtype"): NumberType,
         ("numpy.core.multiarray", "scalar"): _number,
         ("torch._utils", "_rebuild_tensor_v2"): _tensor,
         ("torch.storage", "_load_from_bytes"): _Bytes,
     }
 
 
-class _StorageUnpickler(_Restricted):
+class _StorageUnpickler(Unpickler):
     """Reads PyTorch's description of a storage, and returns the type of its numbers."""
 
+    reads = "file of NATS-Bench"
     admitted = {  # noqa: RUF012
         ("torch", "FloatStorage"): np.dtype("<f4"),
         ("torch", "DoubleStorage"): np.dtype("<f8"),

@@ -1,0 +1,349 @@
+"""Every kind of file that is read: a valid one, and what reads it."""
+
+import bz2
+import dataclasses
+import functools
+import gzip
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bqnes_jax import records, robustness, runs, tables
+from bqnes_jax.cli.run import _read_images
+from bqnes_jax.config import PRESETS, configure
+from bqnes_jax.data import Dataset, Images, Split, archives, prepared, read_split
+from bqnes_jax.data.shifted import published as published_shift
+from bqnes_jax.data.splits import SplitIndices
+from bqnes_jax.files import write_json
+from bqnes_jax.nats_bench import Archive, read_results, write_results
+from bqnes_jax.nats_bench.archive import _listed
+from bqnes_jax.nats_bench.results import empty
+from bqnes_jax.runs import Found, Run
+from bqnes_jax.store import Entry, Manifest, Predictions, Store
+from tests import published
+from tests.pictures import images
+
+ARCH = "|none~0|+|none~0|none~1|+|none~0|none~1|none~2|"
+MANIFEST = Manifest("nats", "toy", {"epochs": 3, "rate": 0.5}, 4, 3, 3, weights=5)
+OWN = Dataset("own", 10, images(12, 4), images(10, 4, seed=1))
+
+
+class Loader(NamedTuple):
+    """How a file is read.
+
+    Attributes:
+        path: of the file.
+        read: reads it, and what belongs to it.
+        content: what is valid.
+        pack: compresses content, where it is compressed in the file.
+    """
+
+    path: Path
+    read: Callable[[], object]
+    content: bytes
+    pack: Callable[[bytes], bytes] = bytes
+
+    def load(self, content):
+        """Read a file with another content."""
+        self.path.write_bytes(self.pack(content))
+        return self.read()
+
+
+class Kind(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        make: from an empty folder to a loader.
+        form: which alterations make sense.
+        cases: how many of them are tried.
+    """
+
+    make: Callable[[Path], Loader]
+    form: str
+    cases: int
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name, form, cases=500):
+    """Enter a function that makes a loader into `KINDS`."""
+
+    def enter(make):
+        KINDS[name] = Kind(make, form, cases)
+        return make
+
+    return enter
+
+
+def plain(path, read):
+    return Loader(path, read, path.read_bytes())
+
+
+@kind("run/config.json", "json")
+def of_run_config(folder):
+    run = a_run(folder)
+    read = lambda: (runs._read_config(folder), run.versions)  # noqa: E731
+    return plain(folder / "config.json", read)
+
+
+@kind("run/search.npz", "npz", 1200)
+def of_search(folder):
+    run, path = a_run(folder), folder / "search.npz"
+    return plain(path, lambda: runs._read_found(path, run.config))
+
+
+@kind("run/ensemble.json", "json")
+def of_ensemble(folder):
+    return plain(folder / "ensemble.json", a_run(folder).saved_ensemble)
+
+
+@kind("run/robustness.json", "json")
+def of_robustness(folder):
+    run = a_run(folder)
+    return plain(folder / "robustness.json", lambda: robustness.load(run))
+
+
+@kind("run/supernet.npy", "npy")
+def of_shared_weights(folder):
+    a_run(folder)
+    path = folder / "supernet.npy"
+    return plain(path, lambda: runs._read_array(path))
+
+
+@kind("run", "npz", 50)
+def of_run(folder):
+    a_run(folder)
+
+    def read():
+        run = Run.load(folder)
+        return run.saved_ensemble().texts, run.store.weights(ARCH, 0)
+
+    return plain(folder / "search.npz", read)
+
+
+def read_store(folder):
+    store = Store.open(folder)
+    store.summaries()
+    store.damaged()
+    store.missing([ARCH], [0])
+    store.load([ARCH, "failed"], 0)
+    return store.weights(ARCH, 0)
+
+
+@kind("store/manifest.json", "manifest")
+def of_manifest(folder):
+    a_store(folder)
+    return plain(folder / "manifest.json", lambda: read_store(folder))
+
+
+@kind("store/entry", "entry", 1000)
+def of_entry(folder):
+    path = a_store(folder)._path(records.Key(ARCH, 0))
+    return plain(path, lambda: read_store(folder))
+
+
+@kind("table", "npz", 700)
+def of_table(folder):
+    path = folder / "table.npz"
+    a_table(path)
+    return plain(path, lambda: tables.read(path))
+
+
+@kind("table of NATS-Bench", "npz", 100)
+def of_results(folder):
+    path = folder / "nats.npz"
+    write_results(path, empty("cifar100"))
+    return plain(path, lambda: read_results(path))
+
+
+@kind("images", "npy", 700)
+def of_images(folder):
+    path = folder / "x.npy"
+    np.save(path, OWN.test.images)
+    return plain(path, lambda: _read_images(path))
+
+
+@kind("data set", "npz", 700)
+def of_data(folder):
+    path = folder / "own.npz"
+    arrays = {"x_train": OWN.train.images, "y_train": OWN.train.labels, "x_test": OWN.test.images}
+    arrays |= {"y_test": OWN.test.labels, "classes": np.array(list("abcdefghij"))}
+    np.savez_compressed(path, **arrays)
+    return plain(path, lambda: archives.read_npz("own", path))
+
+
+def read_shifted(folder):
+    places = SplitIndices(np.arange(2), np.arange(2, 4), np.array([1, 4]), "train")
+    return published_shift(folder, OWN, places)("fog", 2)
+
+
+@kind("shifted/labels", "npy", 300)
+def of_shifted_labels(folder):
+    shifted_folder(folder)
+    return plain(folder / "labels.npy", lambda: read_shifted(folder))
+
+
+@kind("shifted/images", "npy", 300)
+def of_shifted_images(folder):
+    shifted_folder(folder)
+    return plain(folder / "fog.npy", lambda: read_shifted(folder))
+
+
+@kind("split", "json")
+def of_split(folder):
+    path = folder / "split.json"
+    write_json(path, {"train": [0, 1, 5], "valid": [2, 3], "test": [4]})
+    return plain(path, lambda: read_split(path, OWN))
+
+
+def of_prepared(name, folder):
+    prepared._write(OWN, folder)
+    made = folder / "own" / prepared.VERSION
+    (made / prepared._CHECKSUM).write_text(prepared._digest(OWN))
+    (path,) = made.glob(name)
+    return plain(path, lambda: prepared.read_prepared("own", made))
+
+
+kind("prepared/info", "json", 100)(functools.partial(of_prepared, "dataset_info.json"))
+kind("prepared/features", "json", 100)(functools.partial(of_prepared, "features.json"))
+kind("prepared/records", "bytes", 100)(functools.partial(of_prepared, "*train*"))
+
+
+@kind("pickled images", "pickle", 1000)
+def of_pickles(folder):
+    """Eleven pickles of two small images each."""
+    part = images(2, 16)
+    rows = np.ascontiguousarray(part.images.transpose(0, 3, 1, 2)).reshape(2, -1)
+    content = pickle.dumps({"data": rows, "labels": [1, 2], "mean": np.zeros(4)}, 2)
+    first, *others = archives.PUBLISHED["imagenet16-120"].checksums
+    for name in (first, *others):
+        (folder / name).write_bytes(content)
+    read = functools.partial(archives.read_published, "imagenet16-120", folder, verify=False)
+    return plain(folder / first, read)
+
+
+def of_idx(folder):
+    part = images(3, 28, 1)
+    pixels = struct.pack(">4I", 0x803, *part.images.shape[:3]) + part.images.tobytes()
+    labels = struct.pack(">2I", 0x801, len(part.labels)) + part.labels.astype("u1").tobytes()
+    for prefix in ("train", "t10k"):
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(pixels))
+        (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    read = functools.partial(archives.read_published, "fashion_mnist", folder, verify=False)
+    path = folder / "train-images-idx3-ubyte.gz"
+    return plain(path, read), Loader(path, read, pixels, lambda one: gzip.compress(one, 1))
+
+
+kind("idx, compressed", "bytes", 200)(lambda folder: of_idx(folder)[0])
+kind("idx", "bytes", 300)(lambda folder: of_idx(folder)[1])
+
+
+def of_nats(content, read, folder):
+    path = folder / "000000.pickle.pbz2"
+    opened = Archive(folder, (ARCH,), lambda name: path.open("rb"), frozenset())
+    return Loader(path, lambda: read(opened), content, lambda one: bz2.compress(one, 1))
+
+
+@kind("NATS-Bench", "pickle", 1000)
+def of_nats_file(folder):
+    def read(opened):
+        return [opened.weights(0, one) for one in opened.read(0, "cifar100").values()]
+
+    return of_nats(nats_file(), read, folder)
+
+
+@kind("NATS-Bench's list", "pickle", 10)
+def of_nats_list(folder):
+    texts = published.texts()
+    return of_nats(pickle.dumps({"meta_archs": texts}, 4), _listed, folder)
+
+
+@kind("config.yaml", "text", 700)
+def of_yaml(folder):
+    path = folder / "c.yaml"
+    path.write_text("seed: 3\nsearch: {budget: 60}\ndata: {split: [20, 0.5, 7]}\n")
+    return plain(path, lambda: configure("tiny", path))
+
+
+@kind("config in JSON", "json", 100)
+def of_config(folder):
+    path = folder / "c.json"
+    path.write_text(json.dumps(dataclasses.asdict(PRESETS["tiny"])))
+    return plain(path, lambda: configure("tiny", path))
+
+
+def log_probs(*shape):
+    logits = np.random.default_rng(0).normal(size=shape)
+    return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+
+
+def a_run(folder):
+    """Write a run as `search` leaves it, of four candidates."""
+    generator = np.random.default_rng(0)
+    found = Found(
+        archs=generator.integers(0, 5, (4, 6)).astype(np.int32),
+        log_likelihoods=np.array([-1.0, np.nan, -3.0, -2.0], np.float32),
+        log_probs=log_probs(4, 4, 3)[..., 0],
+        scores=np.zeros(4, np.float32),
+        gram=np.eye(4, dtype=np.float32),
+        counts=np.array([2, 4], np.int32),
+        log_evidence=np.zeros(2, np.float32),
+        evidence_sd=np.ones(2, np.float32),
+        test_labels=np.array([0, 1, 2], np.int32),
+        image_shape=np.array([2, 2, 1]),
+        moments=np.ones((2, 1), np.float32),
+        classes=np.array(3),
+    )
+    np.savez_compressed(folder / "search.npz", **found._asdict())
+    config = dataclasses.asdict(PRESETS["tiny"])
+    write_json(folder / "config.json", {"config": config, "versions": {"jax": "0.5"}})
+    np.save(folder / "supernet.npy", np.arange(5, dtype=np.float32))
+    a_store(folder / "store")
+    run = Run(folder, PRESETS["tiny"], found)
+    ensemble = runs.Ensemble(run, "restack", 3, np.array([0, 3]), np.array([0.25, 0.75]))
+    ensemble.save()
+    under = robustness.conditions(("fog", "snow"), (1, 3))
+    measured = {condition: np.full((2, 3), 0.5) for condition in under}
+    setting = robustness._setting(ensemble) | {"images": robustness.OWN}
+    robustness._write(run, setting, under, measured)
+    return run
+
+
+def a_store(folder):
+    store = Store.open(folder, MANIFEST)
+    said = log_probs(7, 3)
+    store.put(Entry(ARCH, 0, "ok", said[:4], said[4:], weights=np.arange(5.0)))
+    store.put(Entry("failed", 0, "failed"))
+    return store
+
+
+def a_table(path):
+    said = log_probs(3, 5, 4)
+    numbers = np.full(3, np.nan)
+    stored = Predictions(np.ones(3, bool), said, said, numbers, numbers, numbers, numbers)
+    part = Images(np.zeros((5, 2, 2, 1), np.uint8), np.arange(5, dtype=np.int32) % 4)
+    tables.pack(path, np.array([9504, 777, 1234]), stored, Split(part, part, part))
+
+
+def shifted_folder(folder):
+    np.save(folder / "labels.npy", np.tile(OWN.test.labels, 5).astype(np.int64))
+    np.save(folder / "fog.npy", np.concatenate([OWN.test.images] * 5))
+
+
+def nats_file():
+    tensor = published.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+    scores = {"x-valid@199": np.float64(1.5), "x-test@199": 2.5}
+    result = {
+        "epochs": 200,
+        "eval_losses": scores,
+        "eval_acc1es": scores,
+        "train_losses": {199: 0.5},
+        "net_state_dict": {"w": tensor},
+    }
+    return published.dump({"200": {"arch_str": ARCH, "all_results": {("cifar100", 777): result}}})
