@@ -12,11 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import algorithms, candidates, live
 from bqnes_jax.algorithms import Evaluate, Pair, search, select_ensemble
-from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.candidates import History, Info, SearchConfig
+from bqnes_jax.devices import spread
 from bqnes_jax.ensemble import ensemble_probabilities
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.live import Predict
@@ -41,8 +44,8 @@ class Row(NamedTuple):
 class Chosen(NamedTuple):
     """Ensembles of all seeds."""
 
-    archs: Int32[Array, "seeds M length"]
-    weights: Float[Array, "seeds M"]
+    archs: Int32[ArrayLike, "seeds M length"]
+    weights: Float[ArrayLike, "seeds M"]
 
 
 Choose = Callable[[str, int], Chosen]
@@ -56,32 +59,41 @@ def compare_on_table(
     config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
     report: Callable[[str], None] | None = None,
     predict: Predict | None = None,
+    mesh: Mesh | None = None,
+    ece_reference: str = "confidence",
 ) -> list[Row]:
     """Compare algorithms on a table of predictions, all seeds of a search in one program.
 
     Test predictions are those of the table; where they do not fit into memory, `predict` returns
-    those of some architectures.
+    those of some architectures. Seeds are divided among the devices of a mesh; by default all.
+    For `ece_reference` see `metrics.ece`.
     """
     space, table = tabulated.space, tabulated.table
     if table.log_probs is None or (table.probabilities is None and predict is None):
         raise BQNESError("the table has no predictions; comparing ensembles needs them.")
     evaluate = evaluator(table, space)
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    searched = functools.cache(
-        lambda strategy: _search_all(strategy, space, config, keys, evaluate)
-    )
+    keys = jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+
+    @functools.cache
+    def searched(strategy: str):
+        made = candidates.make(strategy, space, None, config)
+        return _repeat(lambda key, evaluate: search(made, config, key, evaluate), mesh)(
+            keys, evaluate
+        )
 
     def choose(name: str, size: int) -> Chosen:
         algorithm = algorithms.find(name)
         if isinstance(algorithm, Pair) and not algorithm.only_members:
-            return _select_all(algorithm, space, size, config, *searched(algorithm.strategy))
+            found = searched(algorithm.strategy)
+            return _select_all(algorithm, space, size, config, found, mesh)
         run = algorithms.make(name, space, size, config=config)
-        return jax.jit(lambda keys: lax.map(lambda key: _chosen(run(key, evaluate)), keys))(keys)
+        return _repeat(lambda key, evaluate: _chosen(run(key, evaluate)), mesh)(keys, evaluate)
 
     def look_up(archs: Int32[Array, "M length"]) -> Float[Array, "M m classes"]:
         return table.probabilities[space.index(archs)]
 
-    return _compare(names, sizes, seeds, choose, predict or look_up, tabulated.test_labels, report)
+    labels = tabulated.test_labels
+    return _compare(names, sizes, seeds, choose, predict or look_up, labels, report, ece_reference)
 
 
 def compare_live(
@@ -136,12 +148,21 @@ def choose_live(
         algorithm = live.trainable(name)
         budgeted = algorithm.budgeted(config, size)
         found = searched(algorithm.strategy, budgeted)
-        return _select_all(algorithm, space, size, budgeted, *found)
+        return _select_all(algorithm, space, size, budgeted, found)
 
     return choose
 
 
-def _compare(names, sizes, seeds, choose: Choose, predict: Predict, test_labels, report):
+def _compare(
+    names,
+    sizes,
+    seeds,
+    choose: Choose,
+    predict: Predict,
+    test_labels,
+    report,
+    ece_reference: str = "confidence",
+):
     check_whole("seeds", seeds, 1)
     for size in sizes:
         check_whole("size", size, 1)
@@ -151,42 +172,48 @@ def _compare(names, sizes, seeds, choose: Choose, predict: Predict, test_labels,
             if report is not None:
                 report(f"{name}, {size} members")
             chosen = choose(name, size)
-            metrics = [_measure(w, predict(a), test_labels) for a, w in zip(*chosen, strict=True)]
+            metrics = [
+                _measure(ece_reference, weights, predict(jnp.asarray(archs)), test_labels)
+                for archs, weights in zip(*chosen, strict=True)
+            ]
             rows.append(Row(name, size, *np.asarray(metrics, float).T))
     return rows
 
 
-def _search_all(strategy: str, space: Space, config: SearchConfig, keys, evaluate: Evaluate):
-    made = candidates.make(strategy, space, None, config)
+def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
+    """Do for many keys, one after another on each device, what a function does for one."""
 
-    @jax.jit
-    def all_seeds(keys):
-        return lax.map(lambda key: search(made, config, key, evaluate), keys)
+    def every(keys, evaluate):
+        return lax.map(lambda key: run(jax.random.wrap_key_data(key), evaluate), keys)
 
-    return all_seeds(keys)
+    return spread(every, mesh)
 
 
-def _select_all(algorithm: Pair, space: Space, size: int, config: SearchConfig, history, trace):
+def _select_all(
+    algorithm: Pair,
+    space: Space,
+    size: int,
+    config: SearchConfig,
+    found: tuple[History, Info],
+    mesh: Mesh | None = None,
+) -> Chosen:
     made = candidates.make(algorithm.strategy, space, None, config)
 
-    @jax.jit
-    def all_seeds(found):
-        return lax.map(
-            lambda one: _chosen(select_ensemble(algorithm.method, made, *one, size, config)), found
-        )
+    def select_one(one):
+        return _chosen(select_ensemble(algorithm.method, made, *one, size, config))
 
-    return all_seeds((history, trace))
+    return spread(lambda found: lax.map(select_one, found), mesh)(found)
 
 
 def _chosen(result: algorithms.Result) -> Chosen:
     return Chosen(result.archs, result.weights)
 
 
-@jax.jit
-def _measure(weights, members, labels):
+@functools.partial(jax.jit, static_argnums=0)
+def _measure(ece_reference: str, weights, members, labels):
     """Return the metrics of one ensemble."""
-    probabilities = ensemble_probabilities(weights, members)
-    return jnp.stack([metric(probabilities, labels) for metric in (accuracy, ece, log_likelihood)])
+    of = ensemble_probabilities(weights, members), labels
+    return jnp.stack([accuracy(*of), ece(*of, reference=ece_reference), log_likelihood(*of)])
 
 
 class Cell(NamedTuple):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Evaluate, Pair, Result
 from bqnes_jax.candidates import History, Info, Outcome, SearchConfig, Strategy, record
+from bqnes_jax.devices import agree, own_part, wait_for_all
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.kernels import Kernel
 from bqnes_jax.spaces.base import Architectures, Space
@@ -38,21 +39,23 @@ def train_into(
 ) -> None:
     """Train those of the architectures that the store does not have, chunk by chunk.
 
+    With several hosts, each puts a part of what all have trained into the store.
     `report` is called with how many more of them are there, each time that some are stored.
     """
     check_whole("seed", seed, 0)
     by_text = {trainer.space.to_string(arch): arch for arch in np.asarray(archs)}
-    missing = [key.arch for key in store.missing(by_text, [seed])]
+    absent = {key.arch for key in store.missing(by_text, [seed])}
+    missing = agree(np.array([text in absent for text in by_text]))
+    untrained = [arch for arch, absent in zip(by_text.values(), missing, strict=True) if absent]
     report = report or (lambda count: None)
-    if len(missing) < len(archs):
-        report(len(archs) - len(missing))
-    for start in range(0, len(missing), trainer.chunk):
-        texts = missing[start : start + trainer.chunk]
-        # Filled up with the last one, so that all chunks have the shape that is compiled.
-        padded = texts + [texts[-1]] * (trainer.chunk - len(texts))
-        entries = trainer.train(np.stack([by_text[text] for text in padded]), seed)
-        store.put(entries[: len(texts)])
-        report(len(texts))
+    if len(untrained) < len(archs):
+        report(len(archs) - len(untrained))
+    if not untrained:
+        return
+    for entries in trainer.train(np.stack(untrained), seed):
+        store.put(own_part(entries))
+        wait_for_all()
+        report(len(entries))
 
 
 def stored_evaluator(
@@ -65,6 +68,7 @@ def stored_evaluator(
     """
 
     def evaluate(archs: Architectures) -> Outcome:
+        archs = agree(archs)
         train_into(store, trainer, archs, seed, report)
         texts = [trainer.space.to_string(arch) for arch in np.asarray(archs)]
         stored = store.load(texts, seed).valid_log_probs

@@ -2,14 +2,18 @@
 
 import functools
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Float, Int32
 
 from bqnes_jax.data import downsample, normalise
+from bqnes_jax.devices import spread
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.training import (
@@ -23,38 +27,69 @@ from bqnes_jax.training import (
 _BATCH = 256  # images predicted at a time
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def predict_cells(
     config: NATSNetworkConfig,
-    weights: Float[Array, "M w"],
-    archs: Int32[Array, "M length"],
-    images: Array,
-    moments: Float[Array, "2 channels"],
-) -> Float[Array, "M n classes"]:
-    """Return what M cells of NATS-Bench say, from their weights as vectors."""
-    network = NATSNetwork(config)
-    variables = unravel_weights(weights, config, images.shape[1:])
+    weights: Float[ArrayLike, "M w"],
+    archs: Int32[ArrayLike, "M length"],
+    images: ArrayLike,
+    moments: Float[ArrayLike, "2 channels"],
+    mesh: Mesh | None = None,
+) -> Float[np.ndarray, "M n classes"]:
+    """Return what M cells of NATS-Bench say, from their weights as vectors.
 
-    def of_batch(batch):
-        normalised = normalise(batch, *moments)
-        logits = jax.vmap(network.apply, (0, 0, None))(variables, archs, normalised)
-        return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
-
-    return jnp.moveaxis(in_batches(of_batch, images, _BATCH), 1, 0)
+    Images are divided among the devices of a mesh; by default all.
+    """
+    return np.moveaxis(_cells(config, mesh)(images, weights, archs, moments), 1, 0)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def predict_slices_of(
     config: SupernetConfig,
-    shared: Float[Array, " w"],
-    statistics: Float[Array, "M s"],
-    archs: Int32[Array, "M length"],
-    images: Array,
-    moments: Float[Array, "2 channels"],
-) -> Float[Array, "M n classes"]:
-    """Return what M slices of one supernet say, from its weights and their statistics."""
-    params = unravel_params(shared, config.network, images.shape[1:])
-    return predict_slices(config, params, statistics, archs, images, tuple(moments))
+    shared: Float[ArrayLike, " w"],
+    statistics: Float[ArrayLike, "M s"],
+    archs: Int32[ArrayLike, "M length"],
+    images: ArrayLike,
+    moments: Float[ArrayLike, "2 channels"],
+    mesh: Mesh | None = None,
+) -> Float[np.ndarray, "M n classes"]:
+    """Return what M slices of one supernet say, from its weights and their statistics.
+
+    Images are divided among the devices of a mesh; by default all.
+    """
+    predict = _slices(config, mesh)
+    return np.moveaxis(predict(images, shared, statistics, archs, moments), 1, 0)
+
+
+@functools.cache
+def _cells(config: NATSNetworkConfig, mesh: Mesh | None):
+    network = NATSNetwork(config)
+
+    def predict(images, weights, archs, moments):
+        variables = unravel_weights(weights, config, images.shape[1:])
+
+        def of_batch(batch):
+            normalised = normalise(batch, *moments)
+            logits = _of_each(lambda own: network.apply(*own, normalised), (variables, archs))
+            return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
+
+        return in_batches(of_batch, images, _BATCH)
+
+    return spread(predict, mesh)
+
+
+@functools.cache
+def _slices(config: SupernetConfig, mesh: Mesh | None):
+    def predict(images, shared, statistics, archs, moments):
+        params = unravel_params(shared, config.network, images.shape[1:])
+        said = predict_slices(config, params, statistics, archs, images, tuple(moments))
+        return jnp.moveaxis(said, 0, 1)
+
+    return spread(predict, mesh)
+
+
+def _of_each(function: Callable, members: tuple):
+    """Apply a function to each member: on CPUs in turn, so that what it works on stays in cache."""
+    in_turn = jax.default_backend() == "cpu"
+    return lax.map(function, members) if in_turn else jax.vmap(function)(members)
 
 
 def as_images(

@@ -14,16 +14,17 @@ there, and other ensembles can be selected from the same candidates without trai
     search.npz      the candidates in their order, how alike they are, what was believed
     ensemble.json   the members and weights of the ensemble that was selected
     robustness.json what it does on corrupted images, if that was asked for
+    lock            held by the process that is at work, so that no other is
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import io
 import os
 import tempfile
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms, candidates, live
+from bqnes_jax.arrays import read_arrays, read_npy
+from bqnes_jax.candidates import SearchConfig, Strategy
 from bqnes_jax.config import (
     PRESETS,
     RunConfig,
@@ -45,21 +48,30 @@ from bqnes_jax.config import (
     updated,
 )
 from bqnes_jax.data import Split, channel_moments
+from bqnes_jax.devices import is_first, make_mesh, wait_for_all
 from bqnes_jax.ensemble import ensemble_log_probabilities, ensemble_probabilities
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import read_json, write_json, write_whole, writing
+from bqnes_jax.files import (
+    damaged_means_refused,
+    locked,
+    read_json,
+    write_json,
+    write_whole,
+    writing,
+)
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.prediction import as_images, predict_cells, predict_slices_of
 from bqnes_jax.selection import methods, select
 from bqnes_jax.spaces import Space
 from bqnes_jax.store import Store
-from bqnes_jax.trainers import check_task, make_trainer
+from bqnes_jax.trainers import Trainer, check_task, make_trainer
 
 _CONFIG, _STORE, _SEARCH, _ENSEMBLE = "config.json", "store", "search.npz", "ensemble.json"
-_SHARED = "supernet.npy"
+_SHARED, _LOCK = "supernet.npy", "lock"
 _PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 Progress = Callable[[int, int], None]  # networks that are trained, networks in all
+Predictor = Callable[[np.ndarray], Float[np.ndarray, "k n classes"]]
 
 
 class Found(NamedTuple):
@@ -135,16 +147,40 @@ def search(
     search_config = algorithm.budgeted(config.search, config.ensemble_size)
     strategy = candidates.make(algorithm.strategy, space_of(config), None, search_config)
 
+    if out is None and jax.process_count() > 1:
+        raise BQNESError("out is None; several hosts need a directory that all of them see.")
     scratch = tempfile.TemporaryDirectory(prefix="bqnes-") if out is None else None
     directory = Path(scratch.name if scratch else out)
-    _begin(directory, config)
-    trained = directory / "supernet" if supernet is None else Path(supernet)
-    trainer = make_trainer(
-        config, dataset, data, trained, keep_weights=True, progress=supernet_progress
-    )
-    store = Store.open(directory / _STORE, trainer.manifest)
-    if trainer.shared is not None:
-        _save_array(directory / _SHARED, trainer.shared)
+    with _begun(directory, config):
+        trained = directory / "supernet" if supernet is None else Path(supernet)
+        trainer = make_trainer(
+            config,
+            dataset,
+            data,
+            trained,
+            keep_weights=True,
+            progress=supernet_progress,
+            asked=search_config.batch,
+        )
+        store = Store.open(directory / _STORE, trainer.manifest)
+        found = _search(config, search_config, strategy, store, trainer, data, progress)
+        run = Run(directory, config, found, scratch)
+        if is_first():
+            _save(run, trainer.shared)
+        wait_for_all()
+    return run
+
+
+def _search(
+    config: RunConfig,
+    search_config: SearchConfig,
+    strategy: Strategy,
+    store: Store,
+    trainer: Trainer,
+    data: Split,
+    progress: Progress | None,
+) -> "Found":
+    """Train what the strategy asks for, and return what that gave."""
     done = 0
 
     def count(trained: int) -> None:
@@ -155,16 +191,25 @@ def search(
 
     evaluate = live.stored_evaluator(store, trainer, config.seed, count)
     history, trace = live.search(strategy, search_config, jax.random.key(config.seed), evaluate)
+    if not np.any(history.log_likelihoods < np.inf):  # NaN is not; nor is what was not evaluated
+        part = "train" if config.space == "nats" else "supernet"
+        raise BQNESError(
+            f"every training failed: no loss of {search_config.budget} networks is a number; lower "
+            f"{part}.learning_rate (it is {getattr(config, part).learning_rate}) in a new run."
+        )
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
     gram = strategy.gram(last, history.archs)
-    found = _found(history, trace, gram, data, dataset.classes)
-    with writing(f"run {directory}"):
-        content = io.BytesIO()
-        np.savez_compressed(content, **found._asdict())
-        write_whole(directory / _SEARCH, content.getvalue())
-    run = Run(directory, config, found, scratch)
+    return _found(history, trace, gram, data, trainer.manifest.classes)
+
+
+def _save(run: "Run", shared: Float[np.ndarray, " w"] | None) -> None:
+    """Write what was found, and the ensemble selected from it."""
+    with writing(f"run {run.directory}"):
+        if shared is not None:
+            write_whole(run.directory / _SHARED, _as_bytes(np.save, shared))
+        content = _as_bytes(np.savez_compressed, **run.found._asdict())
+        write_whole(run.directory / _SEARCH, content)
     run.ensemble().save()
-    return run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,12 +232,20 @@ class Run:
             raise BQNESError(
                 f"run {directory} is not finished; the command that began it goes on with it."
             )
-        return cls(directory, config, _read_found(directory / _SEARCH))
+        return cls(directory, config, _read_found(directory / _SEARCH, config))
 
     @functools.cached_property
     def store(self) -> Store:
         """What each candidate predicts."""
-        return Store.open(self.directory / _STORE)
+        store = Store.open(self.directory / _STORE)
+        there, found = store.manifest, self.found
+        points = (found.log_probs.shape[1], len(found.test_labels))
+        if (there.valid_points, there.test_points, there.classes) != (*points, found.classes):
+            raise BQNESError(
+                f"store {store.directory} is of other images than {_SEARCH} next to it; one of "
+                "them has been altered or replaced."
+            )
+        return store
 
     @property
     def space(self) -> Space:
@@ -202,7 +255,11 @@ class Run:
     @property
     def versions(self) -> dict[str, str]:
         """The packages it ran with."""
-        return read_json(self.directory / _CONFIG, "config")["versions"]
+        path = self.directory / _CONFIG
+        versions = read_json(path, "config").get("versions")
+        if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+            raise BQNESError(f"{path} has been altered: it holds no versions.")
+        return versions
 
     def ensemble(self, size: int | None = None, method: str | None = None) -> "Ensemble":
         """Select an ensemble from the candidates: by default, the one of the config."""
@@ -221,25 +278,28 @@ class Run:
         """Return the ensemble that was saved last."""
         path = self.directory / _ENSEMBLE
         content = read_json(path, "ensemble")
-        try:
-            method, size = str(content["method"]), int(content["size"])
-            members = np.asarray(content["members"], int)
-            weights = np.asarray(content["weights"], float)
-            sound = members.ndim == 1 and members.shape == weights.shape and members.size > 0
-            sound &= bool(np.all((members >= 0) & (members < len(self.found.archs))))
-            sound &= bool(np.all(weights > 0) and abs(weights.sum() - 1) < 1e-3)
-        except (KeyError, TypeError, ValueError):
-            sound = False
+        method, size, members, weights = map(content.get, ("method", "size", "members", "weights"))
+        sound = (
+            method in methods()
+            and type(size) is int
+            and size >= 1
+            and isinstance(members, list)
+            and isinstance(weights, list)
+            and 0 < len(members) == len(weights)
+            and all(type(i) is int and 0 <= i < len(self.found.archs) for i in members)
+            and all(type(weight) in (int, float) and weight > 0 for weight in weights)
+            and abs(sum(weights) - 1) < 1e-3
+        )
         if not sound:
             raise BQNESError(f"ensemble {path} has been altered; select it again: bqnes reselect.")
-        return Ensemble(self, method, size, members, weights)
+        return Ensemble(self, method, size, np.array(members), np.array(weights, float))
 
     def test_probabilities(self, members: ArrayLike) -> Float[Array, "k m classes"]:
         """Return what candidates, by number, predict for the test images."""
         predict = live.stored_predictor(self.store, self.space, self.config.seed)
         return predict(jnp.asarray(self.found.archs[np.asarray(members)], jnp.int32))
 
-    def predictor(self, members: ArrayLike) -> Callable[[np.ndarray], Float[Array, "k n classes"]]:
+    def predictor(self, members: ArrayLike) -> Predictor:
         """Return a function from images, like those of training, to log-probabilities.
 
         Those of candidates, by number; their weights are read once.
@@ -248,12 +308,15 @@ class Run:
         texts = [self.space.to_string(arch) for arch in archs]
         weights = np.stack([self.store.weights(text, self.config.seed) for text in texts])
         classes, moments = int(self.found.classes), self.found.moments
+        mesh = make_mesh(jax.local_devices())  # each host may ask for other images
         if self.config.space == "nats":
             network = train_config(self.config, classes).network
-            return lambda images: predict_cells(network, weights, archs, images, moments)
+            return lambda images: predict_cells(network, weights, archs, images, moments, mesh)
         supernet = supernet_config(self.config, classes)
         shared = _read_array(self.directory / _SHARED)
-        return lambda images: predict_slices_of(supernet, shared, weights, archs, images, moments)
+        return lambda images: predict_slices_of(
+            supernet, shared, weights, archs, images, moments, mesh
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,15 +389,32 @@ def measure(probabilities: ArrayLike, labels: ArrayLike) -> Metrics:
     return Metrics(*(round(float(value), 6) for value in values))  # float32 has no more digits
 
 
-def _begin(directory: Path, config: RunConfig) -> None:
-    """Make the directory of a run, or see that it is of the same."""
+@contextlib.contextmanager
+def _begun(directory: Path, config: RunConfig) -> Iterator[None]:
+    """Make the directory of a run, or see that it is of the same, and keep others out of it."""
+    with contextlib.ExitStack() as stack:
+        if is_first():
+            with writing(f"run {directory}"):
+                directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory / _LOCK, f"run {directory}"))
+            _check_config(directory, config)
+        wait_for_all()
+        if not (directory / _CONFIG).is_file():
+            raise BQNESError(
+                f"run {directory} was begun by the first host, but is not seen by host "
+                f"{jax.process_index()}; choose a directory (--out) on a file system they share."
+            )
+        yield
+
+
+def _check_config(directory: Path, config: RunConfig) -> None:
+    """Note the config in an empty directory; refuse that of another run."""
     path = directory / _CONFIG
-    with writing(f"run {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    if not path.is_file():
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        with writing(f"run {directory}"):
             write_json(path, {"config": dataclasses.asdict(config), "versions": versions})
-            return
+        return
     there = _read_config(directory)
     if there != config:
         name, old, new = _difference(dataclasses.asdict(there), dataclasses.asdict(config))
@@ -378,29 +458,49 @@ def _found(history, trace, gram, data: Split, classes: int) -> Found:
     return Found(*map(np.asarray, values))
 
 
-def _save_array(path: Path, array: np.ndarray) -> None:
+def _as_bytes(save: Callable, *arrays: np.ndarray, **named: np.ndarray) -> bytes:
     content = io.BytesIO()
-    np.save(content, array)
-    with writing(str(path)):
-        write_whole(path, content.getvalue())
+    save(content, *arrays, **named)
+    return content.getvalue()
 
 
 def _read_array(path: Path) -> np.ndarray:
-    try:
-        with path.open("rb") as file:
-            return np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        raise BQNESError(
-            f"{path} is damaged or not there; give the command of the run again."
-        ) from None
+    remedy = "give the command of the run again."
+    damaged = "is damaged or not there"
+    with damaged_means_refused(path, damaged, remedy, f"{damaged}; {remedy}"):
+        array = read_npy(path)
+        if array.ndim != 1 or array.dtype.kind != "f":
+            raise ValueError(f"it has type {array.dtype} and shape {array.shape}")
+    return array
 
 
-def _read_found(path: Path) -> Found:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            return Found(**{name: content[name] for name in Found._fields})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, MemoryError):
-        raise BQNESError(
-            f"{path} is damaged; remove it and give the command of the run again: what was trained "
-            "is in its store."
-        ) from None
+def _read_found(path: Path, config: RunConfig) -> Found:
+    with damaged_means_refused(
+        path,
+        "is damaged",
+        "remove it and give the command of the run again: what was trained is in its store.",
+    ):
+        found = read_arrays(path, Found)
+        _check_found(found, config)
+    return found
+
+
+def _check_found(found: Found, config: RunConfig) -> None:
+    """Refuse candidates that are not of the space, and numbers that are not of this search."""
+    (count, length), slimmable = found.archs.shape, config.supernet.network.space
+    if config.space == "slimmable" and length != slimmable.blocks * slimmable.layers:
+        raise ValueError("its candidates are of another space")  # whose options may fill the memory
+    options = space_of(config).options
+    sound = (
+        count > 0
+        and length == len(options)
+        and np.all((found.archs >= 0) & (found.archs < options))
+        and np.all((found.counts >= 0) & (found.counts <= count))
+        and found.classes >= 2
+        and np.all((found.test_labels >= 0) & (found.test_labels < found.classes))
+        and np.all(found.image_shape > 0)
+        and found.moments.shape[1] == found.image_shape[2]
+        and np.all(np.isfinite(found.moments))
+    )
+    if not sound:
+        raise ValueError("its numbers are out of range")

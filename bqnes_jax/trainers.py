@@ -1,7 +1,7 @@
 """What turns architectures into predictions, for each kind of network, as a store keeps them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -10,10 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Float
 
 from bqnes_jax.config import TaskConfig, supernet_config, train_config
 from bqnes_jax.data import Dataset, Split, check_images, fingerprint
+from bqnes_jax.devices import (
+    agree,
+    chunk_of,
+    in_chunks,
+    is_first,
+    make_mesh,
+    place,
+    spread,
+)
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import NATS
 from bqnes_jax.spaces.base import Space
@@ -21,15 +31,14 @@ from bqnes_jax.store import Entry, Manifest
 from bqnes_jax.training import (
     SupernetConfig,
     TrainConfig,
-    chunk_size,
     count_steps,
     make_supernet,
-    train_population,
+    population_trainer,
     train_supernet,
     weight_count,
 )
 
-_SLICES = 4  # evaluated at once
+_SLICES = 16  # evaluated at once by an accelerator; a CPU is as fast one by one
 
 # What changes how fast a network is trained, but not what it becomes.
 _ONLY_SPEED = ("seeds", "keep_weights", "chunk", "memory", "save_every")
@@ -42,16 +51,15 @@ class Trainer(NamedTuple):
         space: of the architectures.
         manifest: of the store that predictions belong into.
         valid_labels: the classes of the validation points.
-        chunk: how many architectures are trained at once; it is always called with so many.
-        train: a function (architectures, seed) -> entries.
+        train: a function (architectures, seed) that yields entries, in the same order, as they are
+            done.
         shared: weights that all networks have in common, as one vector; None where there are none.
     """
 
     space: Space
     manifest: Manifest
     valid_labels: np.ndarray
-    chunk: int
-    train: Callable[[np.ndarray, int], list[Entry]]
+    train: Callable[[np.ndarray, int], Iterator[list[Entry]]]
     shared: Float[np.ndarray, " w"] | None = None
 
 
@@ -73,97 +81,126 @@ def make_trainer(
     dtype: str = "float16",
     keep_weights: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    asked: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Trainer:
-    """Make the trainer of a task; a supernet is trained first, or read from its directory."""
+    """Make the trainer of a task; a supernet is trained first, or read from its directory.
+
+    `asked` is how many architectures will be asked for at a time, `mesh` the devices that they are
+    divided among: by default all.
+    """
     if task.space == "slimmable":
         supernet = supernet_config(task, dataset.classes)
         params = _trained_supernet(task.seed, data, supernet, supernet_directory, progress)
-        return slice_trainer(task.dataset, data, supernet, params, dtype)
+        return slice_trainer(task.dataset, data, supernet, params, dtype, asked, mesh)
     config = dataclasses.replace(train_config(task, dataset.classes), keep_weights=keep_weights)
-    return cell_trainer(task.dataset, data, config, dtype)
+    return cell_trainer(task.dataset, data, config, dtype, asked, mesh)
 
 
-def cell_trainer(dataset: str, data: Split, config: TrainConfig, dtype: str = "float16") -> Trainer:
+def cell_trainer(
+    dataset: str,
+    data: Split,
+    config: TrainConfig,
+    dtype: str = "float16",
+    asked: int | None = None,
+    mesh: Mesh | None = None,
+) -> Trainer:
     """Train cells of NATS-Bench, each on its own."""
     shape = data.train.images.shape[1:]
     config = dataclasses.replace(config, seeds=1)
     weights = weight_count(config.network, shape) if config.keep_weights else 0
     manifest = manifest_of(NATS.name, dataset, data, config, dtype, weights)
+    train_population = population_trainer(data, config, mesh, asked)
 
-    def train(archs: np.ndarray, seed: int) -> list[Entry]:
-        population = train_population(jax.random.key(seed), archs, data, config)
-        trained = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], population.trained)
-        seconds = float(population.seconds.sum()) / len(archs)
-        return [
-            Entry(
-                NATS.to_string(arch),
-                seed,
-                "failed" if trained.failed[i] else "ok",
-                trained.valid_log_probs[i],
-                trained.test_log_probs[i],
-                float(trained.train_losses[i, -1]),
-                float(trained.valid_loss[i]),
-                mean_loss(trained.test_log_probs[i], data.test.labels),
-                seconds,
-                trained.weights[i] if config.keep_weights else None,
-            )
-            for i, arch in enumerate(archs)
-        ]
+    def train(archs: np.ndarray, seed: int) -> Iterator[list[Entry]]:
+        done = 0
+        for trained, seconds in train_population(jax.random.key(seed), archs):
+            count = len(trained.failed)
+            yield [
+                Entry(
+                    NATS.to_string(archs[done + i]),
+                    seed,
+                    "failed" if trained.failed[i] else "ok",
+                    trained.valid_log_probs[i],
+                    trained.test_log_probs[i],
+                    float(trained.train_losses[i, -1]),
+                    float(trained.valid_loss[i]),
+                    mean_loss(trained.test_log_probs[i], data.test.labels),
+                    seconds / count,
+                    trained.weights[i] if config.keep_weights else None,
+                )
+                for i in range(count)
+            ]
+            done += count
 
-    chunk = chunk_size(config, data, NATS.size)
-    return Trainer(NATS, manifest, np.asarray(data.valid.labels), chunk, train)
+    return Trainer(NATS, manifest, np.asarray(data.valid.labels), train)
 
 
 def _trained_supernet(
     seed: int, data: Split, config: SupernetConfig, directory: Path, progress
 ) -> dict:
+    """Train on the first host; the others wait and are given the parameters."""
     total, _ = count_steps(config, len(data.train.labels))
 
     def report(step: int, loss: float) -> None:
         if progress is not None:
             progress(step, total)
 
-    state = train_supernet(jax.random.key(seed), data, config, directory, report)
+    key = jax.random.key(seed)
+    if not is_first():
+        shapes = jax.eval_shape(make_supernet(config).init, key, data).params
+        return agree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+    state = train_supernet(key, data, config, directory, report)
     if not bool(state.healthy):
         raise BQNESError(
             f"the supernet's loss is not finite at step {int(state.step)}; lower "
             f"supernet.learning_rate (it is {config.learning_rate}) and remove {directory}."
         )
-    return state.params
+    return agree(state.params)
 
 
 def slice_trainer(
-    dataset: str, data: Split, config: SupernetConfig, params: dict, dtype: str = "float16"
+    dataset: str,
+    data: Split,
+    config: SupernetConfig,
+    params: dict,
+    dtype: str = "float16",
+    asked: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Trainer:
     """Evaluate slices of a trained supernet; what is kept of each is its batch-norm statistics."""
-    space, evaluate = config.network.space, jax.jit(make_supernet(config).evaluate)
-    on_device = jax.device_put(data)
+    space, evaluate = config.network.space, make_supernet(config).evaluate
+    mesh = make_mesh() if mesh is None else mesh
     one = jnp.asarray(space.largest)[None]
-    statistics = jax.eval_shape(make_supernet(config).evaluate, params, one, on_device).batch_stats
+    statistics = jax.eval_shape(evaluate, params, one, data).batch_stats
     manifest = manifest_of(space.name, dataset, data, config, dtype, statistics.shape[1])
+    program = spread(lambda archs, params, data: evaluate(params, archs, data), mesh)
+    chunk = chunk_of(1 if jax.default_backend() == "cpu" else _SLICES, asked, mesh)
+    shared = place((params, data), mesh)
 
-    def train(archs: np.ndarray, seed: int) -> list[Entry]:
-        started = perf_counter()
-        slices = jax.device_get(evaluate(params, jnp.asarray(archs), on_device))
-        seconds = (perf_counter() - started) / len(archs)
-        return [
-            Entry(
-                space.to_string(arch),
-                seed,
-                "failed" if slices.failed[i] else "ok",
-                slices.valid_log_probs[i],
-                slices.test_log_probs[i],
-                valid_loss=float(slices.valid_loss[i]),
-                test_loss=mean_loss(slices.test_log_probs[i], data.test.labels),
-                seconds=seconds,
-                weights=slices.batch_stats[i],
-            )
-            for i, arch in enumerate(archs)
-        ]
+    def train(archs: np.ndarray, seed: int) -> Iterator[list[Entry]]:
+        done, started = 0, perf_counter()
+        for slices in in_chunks(program, mesh, chunk, (archs,), *shared):
+            count = len(slices.failed)
+            seconds = (perf_counter() - started) / count
+            yield [
+                Entry(
+                    space.to_string(archs[done + i]),
+                    seed,
+                    "failed" if slices.failed[i] else "ok",
+                    slices.valid_log_probs[i],
+                    slices.test_log_probs[i],
+                    valid_loss=float(slices.valid_loss[i]),
+                    test_loss=mean_loss(slices.test_log_probs[i], data.test.labels),
+                    seconds=seconds,
+                    weights=slices.batch_stats[i],
+                )
+                for i in range(count)
+            ]
+            done, started = done + count, perf_counter()
 
-    shared = np.asarray(ravel_pytree(params)[0], np.float32)
-    labels = np.asarray(data.valid.labels)
-    return Trainer(space, manifest, labels, _SLICES, train, shared)
+    vector = np.asarray(ravel_pytree(params)[0], np.float32)
+    return Trainer(space, manifest, np.asarray(data.valid.labels), train, vector)
 
 
 def manifest_of(

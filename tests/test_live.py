@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bqnes_jax import live, trainers
+from bqnes_jax import live
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.data import NO_AUGMENTATION
 from bqnes_jax.errors import BQNESError
@@ -12,7 +12,7 @@ from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
 from bqnes_jax.trainers import cell_trainer
-from bqnes_jax.training import TrainConfig
+from bqnes_jax.training import TrainConfig, population
 from tests.test_population import make_data
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -61,13 +61,13 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_result(tmp_path, monkeypa
         run(open_store(tmp_path / "b"), interrupt_after=2)
     assert len(open_store(tmp_path / "b").keys()) == 5
     trained = []
-    train_population = trainers.train_population
+    in_chunks = population.in_chunks
 
-    def counted(key, archs, *rest):
-        trained.append(len({tuple(arch) for arch in archs.tolist()}))
-        return train_population(key, archs, *rest)
+    def counted(program, mesh, chunk, members, *shared):
+        trained.append(len(members[0]))
+        return in_chunks(program, mesh, chunk, members, *shared)
 
-    monkeypatch.setattr(trainers, "train_population", counted)
+    monkeypatch.setattr(population, "in_chunks", counted)
     resumed = run(open_store(tmp_path / "b"))
     assert sum(trained) == 3, "only what was missing"
     jax.tree.map(np.testing.assert_array_equal, resumed, undisturbed)

@@ -16,11 +16,12 @@ from bqnes_jax.data import (
     channel_moments,
     normalise,
 )
+from bqnes_jax.devices import make_mesh
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.training import (
     TrainConfig,
-    chunk_size,
+    choose_chunk,
     make_train,
     train_population,
     unravel_weights,
@@ -189,9 +190,16 @@ def test_augmentation_flips_and_shifts(key):
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_chunks_fit_the_memory(precision):
     config = TrainConfig(chunk=None, memory=1.0)
-    assert chunk_size(config, make_data(), 10) == 1
-    assert chunk_size(dataclasses.replace(config, memory=1e15), make_data(), 3) == 3
-    assert chunk_size(dataclasses.replace(config, chunk=7), make_data(), 3) == 3
+    mesh = make_mesh(jax.devices()[:1])
+
+    def each(asked=None, **changed):
+        return choose_chunk(dataclasses.replace(config, **changed), make_data(), mesh, asked).each
+
+    assert each() == each(10) == 1
+    assert each(3, memory=1e15) == 3
+    assert each(3, chunk=7) == 3
+    assert each(chunk=7) == 7
+    assert 1 <= each(memory=None) <= each(memory=1e15)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

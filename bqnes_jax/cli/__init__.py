@@ -13,7 +13,7 @@ from bqnes_jax.cli.data import ListCommand, PrepareCommand, SpacesCommand
 from bqnes_jax.cli.nats import CheckCommand, ImportCommand
 from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
-from bqnes_jax.cli.shell import console
+from bqnes_jax.cli.shell import console, stop
 from bqnes_jax.config import PRESETS, read_fields, updated
 from bqnes_jax.errors import BQNESError, check_choice
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         console(stderr=True).print(f"error: {error}", markup=False)
-        return 1
+        return stop(1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         console(stderr=True).print(
             f"error: {reason} (unexpected; --debug shows where it came from)", markup=False
         )
-        return 1
+        return stop(1)
     return 0
 
 

@@ -8,17 +8,20 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
+from bqnes_jax.arrays import read_npy
 from bqnes_jax.cli.shell import (
     console,
     interruptible,
+    join_hosts,
     progress_bar,
     remember_programs,
     say,
     show_table,
 )
 from bqnes_jax.config import PRESETS, RunConfig
+from bqnes_jax.devices import is_first
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import writing
+from bqnes_jax.files import damaged_means_refused, writing
 from bqnes_jax.runs import Metrics, Run, search
 
 _COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
@@ -40,6 +43,11 @@ class RunCommand:
         resume: go on with a run that is in that directory; otherwise it is refused.
         pretrained: the directory `supernet` of another slimmable run with the same seed, data and
             supernet, which is not trained again then.
+        hosts: how many processes do this run together, each with the same command; by default what
+            Slurm, Open MPI, a TPU pod or $JAX_NUM_PROCESSES says. They share --out.
+        host: which of them this is, from 0; by default $JAX_PROCESS_ID.
+        coordinator: where they meet, as ADDRESS:PORT of the first; by default
+            $JAX_COORDINATOR_ADDRESS.
         fields: of the run.
     """
 
@@ -48,6 +56,9 @@ class RunCommand:
     out: Path | None = None
     resume: bool = True
     pretrained: Path | None = None
+    hosts: int | None = None
+    host: int | None = None
+    coordinator: str | None = None
     fields: Annotated[RunConfig, tyro.conf.arg(name="")] = PRESETS["tiny"]
 
     def __call__(self) -> None:
@@ -61,6 +72,7 @@ class RunCommand:
             raise BQNESError("pretrained is about a supernet; give --space slimmable, too.")
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
+        join_hosts(self.hosts, self.host, self.coordinator)
         remember_programs()
         interruptible(
             lambda: self._run(config, out),
@@ -73,6 +85,8 @@ class RunCommand:
         with progress_bar("training") as progress:
             of_supernet = functools.partial(progress, what="training the supernet")
             run = search(config, out, progress, of_supernet, supernet=self.pretrained)
+        if not is_first():
+            return
         candidates = len(run.found.archs)
         title = f"{config.dataset}: test data, {candidates} candidates by {config.algorithm}"
         _show_metrics([(row.name, row.size, row.metrics) for row in summary(run)], title)
@@ -180,15 +194,9 @@ def _show_members(run: Run, ensemble=None) -> None:
 
 
 def _read_images(path: Path) -> np.ndarray:
-    try:
-        images = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise BQNESError(f"input {path} is not there.") from None
-    except (OSError, ValueError, EOFError):
-        raise BQNESError(f"input {path} is not an .npy of numbers.") from None
-    if not isinstance(images, np.ndarray):
-        raise BQNESError(f"input {path} holds several arrays; save the images as one .npy.")
-    return images
+    remedy = "save the images as one with numpy.save."
+    with damaged_means_refused(path, "is not an .npy of numbers", remedy, "is not there."):
+        return read_npy(path)
 
 
 def _csv(probabilities: np.ndarray) -> str:

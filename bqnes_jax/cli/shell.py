@@ -19,6 +19,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from bqnes_jax.devices import is_first
+from bqnes_jax.errors import BQNESError, check_whole
+
 _PLAIN_WIDTH = 110  # where there is no terminal to ask
 
 
@@ -50,6 +53,9 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
 
     All of it goes to the standard error, so that the output is the result alone.
     """
+    if not is_first():
+        yield lambda *_, **__: None
+        return
     out = console(stderr=True)
     if not out.is_terminal:
         yield _lines(out, what)
@@ -81,6 +87,55 @@ def _lines(out: Console, what: str) -> Callable[..., None]:
             out.print(f"{what}: {done} of {total}")
 
     return update
+
+
+_CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # how many processes there are
+
+
+def join_hosts(count: int | None, index: int | None, coordinator: str | None) -> None:
+    """Make this process one of several that do the same work together, if there are several.
+
+    What is not given is what $JAX_NUM_PROCESSES, $JAX_PROCESS_ID and $JAX_COORDINATOR_ADDRESS say;
+    Slurm, Open MPI and TPU pods tell JAX themselves.
+    """
+    count = _number("JAX_NUM_PROCESSES") if count is None else count
+    index = _number("JAX_PROCESS_ID") if index is None else index
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    in_cluster = any((_number(name) or 1) > 1 for name in _CLUSTERS)
+    in_cluster |= "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if count == 1 or (count is None and not in_cluster):
+        return
+    if not in_cluster:
+        check_whole("hosts", count, 1)
+        if index is None or coordinator is None:
+            raise BQNESError(
+                f"hosts is {count}, but {'which this is' if coordinator else 'where they meet'} is "
+                "not known; give --host INDEX and --coordinator ADDRESS:PORT on each, or start "
+                "them with srun or mpirun."
+            )
+        check_whole("host", index, 0, count - 1)
+        if not coordinator.rpartition(":")[2].isdigit():
+            raise BQNESError(f"coordinator is {coordinator!r}; it must be ADDRESS:PORT.")
+    jax.distributed.initialize(coordinator, count, index)
+
+
+def stop(code: int) -> int:
+    """Return the code of a command that failed, unless other hosts wait for it: then end at once.
+
+    They would wait for minutes; like this they hear of it and end, too.
+    """
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if text is not None and not text.isdigit():
+        raise BQNESError(f"${variable} is {text!r}; it must be a whole number.")
+    return None if text is None else int(text)
 
 
 def remember_programs() -> None:

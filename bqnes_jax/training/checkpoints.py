@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import jax
+import numpy as np
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import read_json, write_json, writing
@@ -42,8 +43,16 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         self._directory, self._ocp = directory, ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        # With several hosts this one alone does the training, and does not wait for the others.
+        alone = {jax.process_index()} if jax.process_count() > 1 else None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=_KEPT,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=alone),
+        )
         with writing(f"training {directory}"):
+            directory.mkdir(exist_ok=True)
             self._manager = ocp.CheckpointManager(directory, options=options)
 
     def __enter__(self) -> "Checkpoints":
@@ -57,19 +66,19 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return start
-        like = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), start
-        )
+        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), start)
         try:
-            return self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
+            saved = self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
         except Exception as error:  # of a damaged file Orbax has errors of many kinds
             raise BQNESError(
                 f"checkpoint {self._directory / str(step)} cannot be read "
                 f"({type(error).__name__}); remove it to go on from the one before."
             ) from error
+        return jax.device_put(saved)
 
     def save(self, state: State) -> None:
         """Have the state on the disk when this returns."""
+        state = jax.device_get(state)  # Orbax saves what one host has on its devices only alone
         with writing(f"training {self._directory}"):
             self._manager.save(int(state.step), args=self._ocp.args.StandardSave(state))
             self._manager.wait_until_finished()

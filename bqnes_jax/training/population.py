@@ -2,12 +2,12 @@
 
 `make_train(config)` returns a pure function of (key, architecture, data), to be compiled and mapped
 as you like. `train_population` is a thin shell around it: it cuts (architectures × seeds) into
-chunks of one size, trains each chunk at once, and gathers the results.
+chunks of one size, divides each chunk among the devices, and gathers the results.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import NamedTuple
 
@@ -17,12 +17,22 @@ import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32
 
 from bqnes_jax.data.augment import AugmentConfig, augment
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.splits import Split
+from bqnes_jax.devices import (
+    Chunk,
+    chunk_of,
+    device_memory,
+    in_chunks,
+    make_mesh,
+    place,
+    spread,
+)
 from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
 from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.spaces.base import as_architectures
@@ -51,9 +61,10 @@ class TrainConfig:
             that an architecture does not use as well, which changes nothing of its output.
         augment: random flips and crops.
         keep_weights: return what was trained, too.
-        chunk: how many members (architectures × seeds) are trained at once; None for what fits
-            into `memory`, and on CPUs what fits the caches.
-        memory: bytes that a chunk may use, by estimate.
+        chunk: how many members (architectures × seeds) a device trains at once; None for what fits
+            into `memory`, and on CPUs what fits the caches. Half as many where that proves too
+            much.
+        memory: bytes of a device that a chunk may use, by estimate; None for half of what it has.
     """
 
     network: NATSNetworkConfig = dataclasses.field(default_factory=NATSNetworkConfig)
@@ -67,14 +78,15 @@ class TrainConfig:
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     keep_weights: bool = False
     chunk: int | None = None
-    memory: float = 4e9
+    memory: float | None = None
 
     def __post_init__(self):
         check_recipe(self)
         check_whole("seeds", self.seeds, 1)
         if self.chunk is not None:
             check_whole("chunk", self.chunk, 1)
-        check_positive("memory", self.memory)
+        if self.memory is not None:
+            check_positive("memory", self.memory)
 
 
 class Trained(NamedTuple):
@@ -214,13 +226,20 @@ def unravel_weights(
 
 
 def train_population(
-    key: PRNGKey, archs: ArrayLike, data: Split, config: TrainConfig
+    key: PRNGKey, archs: ArrayLike, data: Split, config: TrainConfig, mesh: Mesh | None = None
 ) -> Population:
     """Train K architectures with `config.seeds` seeds each, a chunk at a time, by one program.
 
     The key of a member is `key` folded with the index of its architecture and its seed: the same
     (key, architecture, seed) gives the same result whatever else is trained, and in whichever
-    chunk, to rounding.
+    chunk and on whichever device, to rounding.
+
+    Args:
+        key: of everything random.
+        archs: K×6.
+        data: images and labels.
+        config: of the network and its training.
+        mesh: of the devices that members are divided among; by default all.
 
     Example:
         >>> from bqnes_jax.data import Images
@@ -232,65 +251,83 @@ def train_population(
         >>> population.trained.failed.tolist(), population.seconds.shape
         ([[False, False], [False, False], [False, False]], (2,))
     """
-    check_images(data, config.network.classes)
-    archs = np.asarray(as_architectures(NATS, archs))
-    check_shape("archs", archs, (None, 6))
-    if not len(archs):
-        raise BQNESError("archs are none; give at least one architecture.")
-    count_steps(config, len(data.train.images))
-    data = jax.device_put(data)
-    count = len(archs) * config.seeds
-    chunk = chunk_size(config, data, count)
-    program = _make_program(config)
-    results, seconds = [], []
-    for start in range(0, count, chunk):
-        # The last chunk is filled up with its last member, so that its shape is compiled already.
-        member = np.minimum(np.arange(start, start + chunk), count - 1)
-        started = perf_counter()
-        seeds = (member % config.seeds).astype(np.int32)
-        trained = jax.device_get(program(key, archs[member // config.seeds], seeds, data))
-        seconds.append(perf_counter() - started)
-        results.append(jax.tree.map(lambda values, n=count - start: values[:n], trained))
+    train = population_trainer(data, config, mesh, len(archs) * config.seeds)
+    parts, seconds = zip(*train(key, archs), strict=True)
     trained = jax.tree.map(
-        lambda *parts: np.concatenate(parts).reshape(len(archs), config.seeds, *parts[0].shape[1:]),
-        *results,
+        lambda *leaves: np.concatenate(leaves).reshape(-1, config.seeds, *leaves[0].shape[1:]),
+        *parts,
     )
     return Population(jax.device_put(trained), np.array(seconds))
 
 
-def chunk_size(config: TrainConfig, data: Split, members: int) -> int:
-    """Return how many members are trained at once.
+def population_trainer(
+    data: Split, config: TrainConfig, mesh: Mesh | None = None, asked: int | None = None
+) -> Callable[[PRNGKey, ArrayLike], Iterator[tuple[Trained, float]]]:
+    """Return a function that trains architectures and yields chunks of members as they are done.
+
+    With each chunk come the seconds it took. `asked` is how many members there will be in a call:
+    a chunk is no larger than that.
+    """
+    mesh = make_mesh() if mesh is None else mesh
+    chunk = choose_chunk(config, data, mesh, asked)
+    placed = place(data, mesh)
+
+    def train(key: PRNGKey, archs: ArrayLike) -> Iterator[tuple[Trained, float]]:
+        check_images(data, config.network.classes)
+        count_steps(config, len(data.train.images))
+        archs = np.asarray(as_architectures(NATS, archs))
+        check_shape("archs", archs, (None, 6))
+        if not len(archs):
+            raise BQNESError("archs are none; give at least one architecture.")
+        archs = np.repeat(archs, config.seeds, axis=0)
+        seeds = np.resize(np.arange(config.seeds, dtype=np.int32), len(archs))
+        key = np.asarray(jax.random.key_data(key))
+        started = perf_counter()
+        for trained in in_chunks(
+            _make_program(config, mesh), mesh, chunk, (archs, seeds), key, placed
+        ):
+            yield trained, perf_counter() - started
+            started = perf_counter()
+
+    return train
+
+
+def choose_chunk(config: TrainConfig, data: Split, mesh: Mesh, asked: int | None = None) -> Chunk:
+    """Choose how many members a device trains at once, of `asked` in all.
 
     What a member needs is mostly what its gradient remembers of the forward pass, some 100 numbers
     for each channel of each position in a cell: the patches of its three nodes alone are 27.
     """
     if config.chunk is not None:
-        return min(config.chunk, members)
+        return chunk_of(config.chunk, asked, mesh)
     rows, columns = data.train.images.shape[1:3]
     size = 2 if config.network.bfloat16 else jnp.dtype(float).itemsize
     # Twice the channels at a quarter of the positions in each further stage.
     positions = rows * columns * config.network.channels * (1 + 1 / 2 + 1 / 4)
     each = _NUMBERS_KEPT * positions * config.network.cells * config.batch * size
-    fitting = max(1, int(config.memory // each))
+    memory = device_memory() if config.memory is None else config.memory
+    fitting = max(1, int(memory // each))
     if jax.default_backend() == "cpu":
         fitting = min(fitting, _CPU_CHUNK)
-    return min(fitting, members)
+    return chunk_of(fitting, asked, mesh)
 
 
 @functools.cache
-def _make_program(config: TrainConfig):
+def _make_program(config: TrainConfig, mesh: Mesh):
     train = make_train(config)
 
-    def member(key, arch, seed, data):
+    def member(arch, seed, key, data):
+        key = jax.random.wrap_key_data(key)
         key = jax.random.fold_in(jax.random.fold_in(key, NATS.index(arch)), seed)
         return train(key, arch, data)
 
-    return jax.jit(jax.vmap(member, (None, 0, 0, None)))
+    return spread(jax.vmap(member, (0, 0, None, None)), mesh, split=2)
 
 
 def in_batches(function: Callable, images: Array, batch: int) -> Array:
     """Apply to a few images at a time; the last ones are filled up with the first."""
     n = len(images)
+    batch = min(batch, n)
     number = -(-n // batch)
     batches = images[jnp.arange(number * batch) % n].reshape(number, batch, *images.shape[1:])
     out = lax.map(function, batches)

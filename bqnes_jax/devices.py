@@ -1,0 +1,187 @@
+"""Work spread over the devices of one or many hosts, by JAX's own means.
+
+Members (of a population, of a set of repeats) are divided among the devices of a mesh by
+`jax.shard_map`; no device needs another's results. With several hosts, started by
+`jax.distributed.initialize`, each process calls the same functions with the same arguments and gets
+the same results, whole.
+"""
+
+import dataclasses
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+_AXIS = "members"
+_DAY = 86_400_000  # milliseconds
+_SHARE = 0.5  # of a device's memory: the rest is for data, results and the compiler
+
+Tree = Any
+
+
+def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Put devices into a row; by default all devices of all hosts."""
+    return Mesh(np.array(jax.devices() if devices is None else devices), (_AXIS,))
+
+
+def spread(function: Callable, mesh: Mesh | None = None, split: int = 1) -> Callable[..., Tree]:
+    """Compile a function so that each device of a mesh does its share of the leading axis.
+
+    Args:
+        function: of arrays, or trees of arrays. The leading axes of its first `split` arguments,
+            and of all its results, are divided; further arguments each device has whole.
+        mesh: of devices; by default all.
+        split: how many arguments are divided.
+
+    Returns:
+        A function of the same arguments, on the host, with results in NumPy. Shares are made equal
+        by repeating the last member. Keys go in as `jax.random.key_data`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> double = spread(lambda x, factor: x * factor)
+        >>> double(np.arange(3), np.array(2)).tolist()
+        [0, 2, 4]
+    """
+    mesh = make_mesh() if mesh is None else mesh
+
+    def specs(count: int) -> tuple[PartitionSpec, ...]:
+        return (PartitionSpec(_AXIS),) * split + (PartitionSpec(),) * (count - split)
+
+    @jax.jit
+    def program(*arguments: Tree) -> Tree:
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=specs(len(arguments)),
+            out_specs=PartitionSpec(_AXIS),
+            check_vma=False,
+        )
+        return mapped(*arguments)
+
+    def call(*arguments: Tree) -> Tree:
+        count = len(jax.tree.leaves(arguments[0])[0])
+        share = -(-count // mesh.size)
+        filled = np.minimum(np.arange(share * mesh.size), count - 1)
+        members = jax.tree.map(lambda leaf: np.asarray(leaf)[filled], arguments[:split])
+        placed = (place(members, mesh, PartitionSpec(_AXIS)), place(arguments[split:], mesh))
+        return jax.tree.map(lambda leaf: leaf[:count], _gather(program(*placed[0], *placed[1])))
+
+    return call
+
+
+def place(tree: Tree, mesh: Mesh, spec: PartitionSpec = PartitionSpec()) -> Tree:  # noqa: B008
+    """Put arrays on the devices of a mesh: by default whole on each."""
+    sharding = NamedSharding(mesh, spec)
+
+    def one(leaf):
+        if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+            return leaf
+        if jax.process_count() == 1:
+            return jax.device_put(leaf, sharding)
+        leaf = np.asarray(leaf)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+    return jax.tree.map(one, tree)
+
+
+@dataclasses.dataclass
+class Chunk:
+    """How many members a device does at once: fewer after it ran out of memory."""
+
+    each: int
+
+    def halve(self, error: jax.errors.JaxRuntimeError) -> None:
+        """Make it half as large and say so; raise the error if it is about something else."""
+        if self.each == 1 or not _is_out_of_memory(error):
+            raise error
+        warnings.warn(
+            f"a device ran out of memory with {self.each} members at once; going on with "
+            f"{self.each // 2}.",
+            stacklevel=2,
+        )
+        self.each //= 2
+
+
+def in_chunks(
+    program: Callable[..., Tree], mesh: Mesh, chunk: Chunk, members: tuple, *shared: Tree
+) -> Iterator[Tree]:
+    """Yield what a `spread` function gives for members, some at a time, all chunks of one shape.
+
+    A chunk for which a device has not enough memory is done again in halves.
+    """
+    count, start = len(jax.tree.leaves(members)[0]), 0
+    while start < count:
+        size = chunk.each * mesh.size
+        filled = np.minimum(np.arange(start, start + size), count - 1)
+        some = jax.tree.map(lambda leaf, filled=filled: np.asarray(leaf)[filled], members)
+        try:
+            results = program(*some, *shared)
+        except jax.errors.JaxRuntimeError as error:
+            chunk.halve(error)
+            continue
+        yield jax.tree.map(lambda leaf, n=count - start: leaf[:n], results)
+        start += size
+
+
+def chunk_of(fitting: int, asked: int | None, mesh: Mesh) -> Chunk:
+    """Choose a chunk of at most `fitting` members on a device, and no more than its share."""
+    return Chunk(fitting if asked is None else min(fitting, -(-asked // mesh.size)))
+
+
+def device_memory() -> float:
+    """Return how many bytes a program may use on one device of this host."""
+    devices = jax.local_devices()
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None:  # a CPU: its devices share the memory of the host
+        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(devices)
+    return _SHARE * limit
+
+
+def _is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+
+
+def is_first() -> bool:
+    """Tell whether this is the process that writes what all have in common."""
+    return jax.process_index() == 0
+
+
+def own_part(members: Sequence) -> Sequence:
+    """Return those that this process takes care of; all are, by one of them."""
+    return members[jax.process_index() :: jax.process_count()]
+
+
+_meetings = itertools.count()
+
+
+def wait_for_all() -> None:
+    """Return when every process has come here."""
+    if jax.process_count() > 1:
+        import orbax.checkpoint as ocp  # takes a second or two
+
+        # Collectives wait for half a minute only, this for as long as it takes.
+        meet = ocp.multihost.get_barrier_sync_fn()
+        meet(key=f"bqnes-{next(_meetings)}", timeout_ms=_DAY)
+
+
+def agree(tree: Tree) -> Tree:
+    """Return what the first process has, on all of them; shapes must be the same."""
+    if jax.process_count() == 1:
+        return tree
+    wait_for_all()
+    return multihost_utils.broadcast_one_to_all(tree)
+
+
+def _gather(tree: Tree) -> Tree:
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    jax.block_until_ready(tree)
+    wait_for_all()
+    return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,0 +1,95 @@
+"""What `tests/test_devices.py` runs in processes with other devices than its own.
+
+python -m tests.on_devices OUT            # as many devices as XLA_FLAGS says
+python -m tests.on_devices OUT 0 ADDRESS  # the first of two processes
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from bqnes_jax import tables
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.comparison import compare_on_table
+from bqnes_jax.data import NO_AUGMENTATION
+from bqnes_jax.devices import is_first, make_mesh
+from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
+from bqnes_jax.prediction import predict_cells
+from bqnes_jax.spaces import NATS, SlimmableSpace
+from bqnes_jax.trainers import slice_trainer
+from bqnes_jax.training import SupernetConfig, TrainConfig, make_supernet, train_population
+from tests.test_population import make_data
+
+NETWORK = NATSNetworkConfig(channels=1, cells=1, classes=3)
+TRAIN = TrainConfig(
+    NETWORK, seeds=2, steps=3, batch=8, augment=NO_AUGMENTATION, keep_weights=True, chunk=1
+)
+SUPERNET = SupernetConfig(
+    MobileNetConfig(
+        SlimmableSpace(blocks=1, layers=2, widths=2),
+        channels=(2,),
+        strides=(1,),
+        expansion=2,
+        stem=2,
+        head=3,
+        classes=3,
+    ),
+    batch=8,
+    steps=2,
+    augment=NO_AUGMENTATION,
+)
+
+
+def population(mesh) -> dict:
+    """Train five architectures with two seeds: ten members, on two or eight devices."""
+    archs = np.asarray(NATS.sample(jax.random.key(1), 5))
+    trained = train_population(jax.random.key(0), archs, make_data(), TRAIN, mesh).trained
+    moments = np.array([[0.4], [0.3]], np.float32)
+    images = np.asarray(make_data().test.images)
+    weights = np.asarray(trained.weights[:, 0])
+    said = predict_cells(NETWORK, weights, archs, images, moments, mesh)
+    return {"losses": trained.train_losses, "said": trained.test_log_probs, "predicted": said}
+
+
+def slices(mesh) -> dict:
+    """Evaluate three slices."""
+    data, supernet = make_data(), make_supernet(SUPERNET)
+    params = jax.jit(supernet.init)(jax.random.key(0), data).params
+    params = jax.device_get(params)
+    trainer = slice_trainer("toy", data, SUPERNET, params, mesh=mesh)
+    archs = np.asarray(trainer.space.sample(jax.random.key(2), 3))
+    entries = [entry for some in trainer.train(archs, 0) for entry in some]
+    assert ravel_pytree(params)[0].size == trainer.shared.size
+    return {"slices": np.stack([entry.valid_log_probs for entry in entries])}
+
+
+def repeats(mesh) -> dict:
+    """Repeat a search on a table with three seeds."""
+    digits = tables.load("digits")
+    config = SearchConfig(initial=5, budget=8, batch=3, population=6)
+    rows = compare_on_table(digits, ["NES-RE", "NES-BS"], [2], 3, config, mesh=mesh)
+    return {f"repeats of {row.algorithm}": row.log_likelihood for row in rows}
+
+
+def main(out: str, process: str | None = None, address: str | None = None) -> None:
+    """Write the results of all devices, and of one."""
+    if process is not None:
+        jax.distributed.initialize(address, 2, int(process))
+    many = make_mesh()
+    one = make_mesh(jax.local_devices()[:1])
+    kinds = (population, slices, repeats) if process is None else (population,)
+    content = {"devices": np.array(many.size)}
+    for measure in kinds:
+        for name, mesh in (("many", many), ("one", one)):
+            if process is None or mesh is many:
+                results = measure(mesh)
+                content |= {f"{name}/{key}": np.asarray(value) for key, value in results.items()}
+    if process is None or not is_first():  # the second process has everything, too
+        np.savez(Path(out), **content)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Members divided among devices and hosts: the same results as on one; less memory than hoped."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bqnes_jax
+from bqnes_jax.cli.shell import join_hosts
+from bqnes_jax.devices import (
+    Chunk,
+    agree,
+    chunk_of,
+    device_memory,
+    in_chunks,
+    make_mesh,
+    own_part,
+    spread,
+)
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.runs import Run
+from tests import on_devices
+from tests.test_runs import CONFIG
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+
+def start(*arguments, devices=1):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | {"XLA_FLAGS": flags},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(*processes):
+    for process in processes:
+        said, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+
+
+def free_address():
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return f"localhost:{one.getsockname()[1]}"
+
+
+def test_eight_devices_give_what_one_gives(tmp_path):
+    finish(start("-m", "tests.on_devices", str(tmp_path / "out.npz"), devices=8))
+    with np.load(tmp_path / "out.npz") as results:
+        assert results["devices"] == 8
+        names = [name.removeprefix("one/") for name in results if name.startswith("one/")]
+        assert len(names) == 6
+        for name in names:
+            one, many = results[f"one/{name}"], results[f"many/{name}"]
+            assert np.isfinite(one).all()
+            np.testing.assert_allclose(many, one, rtol=2e-4, atol=2e-4, err_msg=name)
+
+
+def test_two_processes_give_what_one_gives(tmp_path):
+    address, out = free_address(), str(tmp_path / "out.npz")
+    finish(*(start("-m", "tests.on_devices", out, str(i), address, devices=2) for i in (0, 1)))
+    here = on_devices.population(make_mesh(jax.devices()[:1]))
+    with np.load(out) as results:
+        assert results["devices"] == 4
+        for name, values in here.items():
+            np.testing.assert_allclose(results[f"many/{name}"], values, rtol=2e-4, atol=2e-4)
+
+
+def test_two_hosts_do_one_run(tmp_path):
+    """The first trains the supernet and writes the run, both evaluate slices for the store."""
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    run = ["run", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "two")]
+    run += ["--hosts", "2", "--coordinator", free_address()]
+    code = "import sys; from bqnes_jax.cli import main; sys.exit(main())"
+    first, second = (start("-c", code, *run, "--host", str(i)) for i in (0, 1))
+    said, _ = second.communicate(timeout=600)
+    assert second.returncode == 0, said
+    assert "accuracy" not in said and "accuracy" in first.communicate(timeout=600)[0]
+    together, alone = Run.load(tmp_path / "two"), bqnes_jax.search(CONFIG, tmp_path / "one")
+    assert len(together.store.keys()) == 6
+    np.testing.assert_array_equal(together.found.archs, alone.found.archs)
+    np.testing.assert_allclose(together.found.log_probs, alone.found.log_probs, rtol=2e-3)
+    assert together.saved_ensemble().texts == alone.saved_ensemble().texts
+
+
+def test_shares_are_filled_up_and_results_whole():
+    mesh = make_mesh(jax.devices()[:1])
+    add = spread(lambda x, y, shift: {"sum": x + y + shift}, mesh, split=2)
+    numbers = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(add(numbers, numbers, np.array(1.0))["sum"], 2 * numbers + 1)
+    chunks = list(in_chunks(add, mesh, Chunk(2), (numbers, numbers), np.array(1.0)))
+    assert [len(chunk["sum"]) for chunk in chunks] == [2, 1]
+    np.testing.assert_array_equal(np.concatenate([c["sum"] for c in chunks]), 2 * numbers + 1)
+    assert chunk_of(8, None, mesh) == chunk_of(8, 9, mesh) == Chunk(8)
+    assert chunk_of(8, 3, mesh) == Chunk(3)
+    assert device_memory() > 1e6
+    assert own_part([1, 2, 3]) == [1, 2, 3]
+    assert agree(numbers) is numbers
+
+
+def test_a_chunk_that_is_too_large_for_the_memory_is_halved():
+    """With more than one member at once the program asks for 16 TB, which no machine here has."""
+    mesh = make_mesh(jax.devices()[:1])
+
+    def scratch(size):
+        return 0 * jnp.sort(jax.random.uniform(jax.random.key(0), (size,)))[0]
+
+    def hungry(x):
+        return x + scratch(4 if len(x) == 1 else 2**42)
+
+    chunk, members = Chunk(4), np.arange(5.0)
+    with pytest.warns(UserWarning, match="out of memory with") as said:
+        results = list(in_chunks(spread(hungry, mesh), mesh, chunk, (members,)))
+    assert [str(w.message).split("; ")[1] for w in said] == ["going on with 2.", "going on with 1."]
+    assert chunk == Chunk(1)
+    np.testing.assert_array_equal(np.concatenate(results), members)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        list(in_chunks(spread(lambda x: x + scratch(2**42), mesh), mesh, Chunk(1), (members,)))
+
+
+def test_hosts_that_cannot_meet_are_refused(monkeypatch):
+    join_hosts(None, None, None)  # alone: nothing to do
+    join_hosts(1, None, None)
+    with pytest.raises(BQNESError, match="where they meet is not known"):
+        join_hosts(2, 0, None)
+    with pytest.raises(BQNESError, match="which this is is not known"):
+        join_hosts(2, None, "localhost:1")
+    with pytest.raises(BQNESError, match="host is 2"):
+        join_hosts(2, 2, "localhost:1")
+    with pytest.raises(BQNESError, match="it must be ADDRESS:PORT"):
+        join_hosts(2, 1, "localhost")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    with pytest.raises(BQNESError, match=r"\$JAX_NUM_PROCESSES is 'two'"):
+        join_hosts(None, None, None)

@@ -1,0 +1,243 @@
+"""A run that is disturbed: what it says, and that it ends with the same result when it goes on."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import bqnes_jax
+from bqnes_jax import runs, trainers
+from bqnes_jax.cli import main
+from bqnes_jax.config import PRESETS, updated
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import locked
+from bqnes_jax.store import DamagedEntryWarning
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+KILLS = 20
+SMALL = {
+    "search": {"initial": 4, "budget": 12, "batch": 2},
+    "data": {"size": 4, "split": [40, 50, 60]},
+    "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
+}
+CONFIG = updated(PRESETS["tiny"], SMALL)
+
+
+def content(directory):
+    """Return what a run has found and selected, as bytes and numbers that can be compared."""
+    run = runs.Run.load(directory)
+    ensemble = run.saved_ensemble()
+    assert len(run.store.keys()) == 12
+    return [*run.found, ensemble.members, ensemble.weights, np.array(ensemble.metrics)]
+
+
+def same(one, other):
+    for a, b in zip(content(one), content(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("failures") / "undisturbed"
+    bqnes_jax.search(CONFIG, directory)
+    return directory
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Return a list of the architectures that are trained from now on."""
+    trained, make = [], trainers.population_trainer
+
+    def counting(*arguments):
+        train = make(*arguments)
+
+        def count(key, archs):
+            trained.extend(map(tuple, archs.tolist()))
+            yield from train(key, archs)
+
+        return count
+
+    monkeypatch.setattr(trainers, "population_trainer", counting)
+    return trained
+
+
+def search_with_cache(directory, cache):
+    """Do the run in a process of its own; programs are compiled once for all processes."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    bqnes_jax.search(CONFIG, directory)
+
+
+def entries(directory):
+    folder = directory / "store" / "entries"
+    return len(list(folder.glob("*.bqe"))) if folder.is_dir() else 0
+
+
+def test_twenty_kills_change_nothing(undisturbed, tmp_path):
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["bqnes_jax.runs"])
+    directory, cache = tmp_path / "run", str(tmp_path / "cache")
+    random, killed = np.random.default_rng(0), 0
+    for i in range(KILLS):
+        process = processes.Process(target=search_with_cache, args=(directory, cache))
+        process.start()
+        # A little after one more entry was stored than the kill before has seen; the last ones
+        # in the middle of what comes after the training.
+        goal = min(12, 1 + i * 12 // KILLS)
+        while process.is_alive() and entries(directory) < goal:
+            time.sleep(0.005)
+        process.join(random.uniform(0, 0.3))
+        killed += process.is_alive()
+        process.kill()
+        process.join()
+    assert killed >= KILLS - 2
+    process = processes.Process(target=search_with_cache, args=(directory, cache))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    same(directory, undisturbed)
+
+
+def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
+    writes, fsync = [], os.fsync
+
+    def full(file):
+        writes.append(file)
+        if len(writes) == 16:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(BQNESError, match=r"No space left on device.*intact: free some space"):
+            bqnes_jax.search(CONFIG, tmp_path / "run")
+    there = entries(tmp_path / "run")
+    assert 0 < there < 12
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    counted.clear()
+    bqnes_jax.search(CONFIG, tmp_path / "run")
+    assert len(counted) == 12 - there
+    same(tmp_path / "run", undisturbed)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path, counted):
+    (tmp_path / "file").write_text("")
+    read_only = tmp_path / "read-only"
+    read_only.mkdir(mode=0o500)
+    places = [tmp_path / "file" / "run"]
+    if os.geteuid() != 0:  # to root nothing is read-only
+        places.append(read_only / "run")
+    for place in places:
+        with pytest.raises(BQNESError, match=r"cannot be written .*choose a directory that can be"):
+            bqnes_jax.search(CONFIG, place)
+    assert not counted
+
+
+def test_flipped_bits_are_trained_again(undisturbed, tmp_path, counted):
+    bqnes_jax.search(CONFIG, tmp_path / "run")
+    paths = sorted((tmp_path / "run" / "store" / "entries").iterdir())
+    counted.clear()
+    for path, place in zip(paths[:2], (20, -5), strict=True):  # a header, and weights
+        altered = bytearray(path.read_bytes())
+        altered[place] ^= 4
+        path.write_bytes(altered)
+    with pytest.warns(DamagedEntryWarning, match="has been altered"):
+        bqnes_jax.search(CONFIG, tmp_path / "run")
+    assert len(counted) == 2
+    same(tmp_path / "run", undisturbed)
+
+
+def test_images_that_are_cut_short_are_refused_and_the_run_stays(tmp_path, counted):
+    random = np.random.default_rng(0)
+    path, out = tmp_path / "images.npz", tmp_path / "run"
+    np.savez(path, x=random.integers(0, 255, (150, 4, 4, 1), np.uint8), y=np.arange(150) % 10)
+    config = updated(CONFIG, {"dataset": str(path)})
+    bqnes_jax.search(config, out)
+    before, whole = content(out), path.read_bytes()
+    counted.clear()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BQNESError, match=r"images\.npz"):
+        bqnes_jax.search(config, out)
+    path.write_bytes(whole)
+    bqnes_jax.search(config, out)
+    assert not counted
+    for a, b in zip(content(out), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def failing(monkeypatch, fails):
+    """Let the training of some architectures end with NaN."""
+    make = trainers.population_trainer
+
+    def with_failures(*arguments):
+        train = make(*arguments)
+
+        def spoil(key, archs):
+            done = 0
+            for trained, seconds in train(key, archs):
+                count = len(trained.failed)
+                bad = np.array([fails(arch) for arch in archs[done : done + count]])
+                done += count
+                nan = np.where(bad, np.nan, 0).astype(np.float32)
+                yield (
+                    trained._replace(
+                        failed=bad,
+                        valid_loss=trained.valid_loss + nan,
+                        valid_log_probs=trained.valid_log_probs + nan[:, None, None],
+                        test_log_probs=trained.test_log_probs + nan[:, None, None],
+                    ),
+                    seconds,
+                )
+
+        return spoil
+
+    monkeypatch.setattr(trainers, "population_trainer", with_failures)
+
+
+def test_members_that_never_train_are_left_out(tmp_path, monkeypatch):
+    failing(monkeypatch, lambda arch: arch[0] < 2)
+    run = bqnes_jax.search(CONFIG, tmp_path / "run")
+    failed = np.isnan(run.found.log_likelihoods)
+    assert 0 < failed.sum() < 12
+    assert not failed[run.ensemble().members].any()
+    assert np.isfinite(run.ensemble().metrics).all()
+
+
+def test_when_every_member_has_nan_losses_one_sentence_says_so(tmp_path, monkeypatch):
+    failing(monkeypatch, lambda arch: True)
+    with pytest.raises(BQNESError, match=r"every training failed.*lower train\.learning_rate"):
+        bqnes_jax.search(CONFIG, tmp_path / "run")
+    assert entries(tmp_path / "run") == 12
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path, capsys, counted):
+    out = tmp_path / "run"
+    out.mkdir()
+    with locked(out / "lock", "run"):
+        with pytest.raises(BQNESError, match="is at work in another process; wait for it"):
+            bqnes_jax.search(CONFIG, out)
+        assert main(["run", "--out", str(out)]) == 1
+        assert "is at work in another process" in capsys.readouterr().err
+    assert not counted
+
+
+def test_a_clock_that_jumps_changes_nothing(undisturbed, tmp_path, monkeypatch):
+    now, jumps = time.time(), iter(np.random.default_rng(0).uniform(-1e9, 1e9, 10**6))
+    monkeypatch.setattr(time, "time", lambda: now + next(jumps))
+    with contextlib.suppress(KeyboardInterrupt):
+        bqnes_jax.search(CONFIG, tmp_path / "run", lambda done, total: interrupt(done))
+    assert 0 < entries(tmp_path / "run") < 12
+    bqnes_jax.search(CONFIG, tmp_path / "run")
+    same(tmp_path / "run", undisturbed)
+
+
+def interrupt(done):
+    if done > 6:
+        raise KeyboardInterrupt
