@@ -32,17 +32,22 @@ ENSEMBLES = (
 )
 SURROGATES = (Metric("RMSE", 1, 3, -1), Metric("NLPD", 1, 3, -1))
 ACCURACY, ECE, LL = range(3)
+PAPER_ECE = "centre"  # of bins, see `metrics.ece`: what the paper's code compares accuracy with
 RMSE, NLPD = range(2)
 
 
+MARGIN = 0.01  # what "not worse" allows, as a share of what is compared with
+
+
 class Claim(NamedTuple):
-    """What the paper says of two rows: that one is better, or not worse by more than a hundredth.
+    """What the paper says of two rows: that one is better, or not worse.
 
     Attributes:
-        says: in words, with the data set of the paper that it is about.
+        says: in words.
         better: a row.
         worse: another.
         metric: its number.
+        about: the paper's data sets that it is about.
         strictly: better, or only not worse.
     """
 
@@ -50,6 +55,7 @@ class Claim(NamedTuple):
     better: str
     worse: str
     metric: int
+    about: tuple[str, ...]
     strictly: bool = True
 
 
@@ -63,7 +69,7 @@ def judge(claim: Claim, results: Results, metrics: Sequence[Metric]) -> tuple[st
     gain = metric.sign * (one - other)
     mean, error = gain.mean(), _error(gain)
     reach = error * t.ppf(0.975, max(len(gain) - 1, 1))
-    least = 0 if claim.strictly else -0.01 * abs(other.mean())
+    least = 0 if claim.strictly else -MARGIN * abs(other.mean())
     if mean - reach > least:
         verdict = HOLDS
     elif mean + reach < least:
@@ -117,9 +123,28 @@ def keep(path: Path, setting: dict, results: Results, **more: object) -> None:
 
 
 def kept(path: Path, setting: dict) -> dict | None:
-    """Read the results of a data set, if they were made in that setting."""
-    content = json.loads(path.read_text()) if path.is_file() else {}
+    """Read the results of a data set, if they were made in that setting.
+
+    What is not there, or cannot be read, was not measured.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict):
+        return None
     return content if {key: content.get(key) for key in setting} == setting else None
+
+
+def tally(claims: Sequence[Claim], verdicts: Sequence[str]) -> str:
+    """Count what holds, apart for each choice of data sets: across them claims contradict."""
+    everywhere = max((claim.about for claim in claims), key=len)
+    parts = []
+    for about in dict.fromkeys(claim.about for claim in claims):
+        those = [v for claim, v in zip(claims, verdicts, strict=True) if claim.about == about]
+        counted = f"{those.count(HOLDS)} of {len(those)} about "
+        parts.append(counted + " and ".join(about) + (" alone" if about != everywhere else ""))
+    return ", ".join(parts)
 
 
 def as_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import imported
 import jax
 import jax.numpy as jnp
 import networks
@@ -25,15 +26,10 @@ import slimmable
 import surrogates
 import tyro
 from against_paper import (
-    ACCURACY,
-    ECE,
     ENSEMBLES,
-    HOLDS,
-    LL,
-    NLPD,
-    RMSE,
+    MARGIN,
+    PAPER_ECE,
     SURROGATES,
-    Claim,
     Metric,
     as_markdown,
     from_rows,
@@ -42,25 +38,35 @@ from against_paper import (
     kept,
     lines,
     published,
+    tally,
 )
+from claims import CLAIMS, SIZES
 from jax import lax
 from shared import RESULTS, console, one_sentence, show
 
-from bqnes_jax import tables
 from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.comparison import compare_on_table
-from bqnes_jax.data import fingerprint, load, split
-from bqnes_jax.errors import BQNESError
-from bqnes_jax.live import Predict, stored_predictor
-from bqnes_jax.robustness import PAPER_SEVERITIES
+from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files import write_whole
+from bqnes_jax.live import Predict
+from bqnes_jax.nats_bench import DATASETS, SEEDS
 from bqnes_jax.spaces import NATS, Subset
-from bqnes_jax.store import Store
+from bqnes_jax.tables import Table as Losses
 from bqnes_jax.tables import Tabulated, evaluator
+from bqnes_jax.tables import load as load_table
 
-SIZES = (3, 5, 10)
-CELLS = ("digits", "cifar10_subset", "cifar100_subset")
+LIVE = ("digits", "cifar10_subset", "cifar100_subset")
 PUBLISHED = {"cifar100": "CIFAR-100", "imagenet16-120": "ImageNet16-120"}
+LIKE = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHED
+CENTRES = (
+    "ECE compares the accuracy in each of ten bins with the centre of the bin, as the paper's code "
+    "does; `bqnes` itself reports the standard form, against the mean confidence in the bin."
+)
+CONFIDENCES = (
+    "ECE is the standard form here, against the mean confidence in each of ten bins; the paper's "
+    "code compares with the centre of the bin."
+)
 
 
 @dataclass(frozen=True)
@@ -74,16 +80,20 @@ class Options:
     """Networks that were trained here, or those of the published benchmark."""
     datasets: tuple[str, ...] | None = None
     """Which data sets; by default all there are of that kind."""
-    seeds: int = 10
-    """Searches of each algorithm."""
+    seeds: int | None = None
+    """Searches of each algorithm; by default 10."""
     preset: Literal["all", "quick"] = "all"
-    """quick is digits with two seeds: a few minutes."""
+    """quick is two seeds, and of what is trained here digits alone, where nothing else is said: a
+    few minutes."""
     cells: int = 128
     """Cells trained on each CIFAR, live; of digits the package has 1,024."""
     stores: Path = Path("stores")
     """Where networks trained here are kept."""
     archives: Path = Path("nats")
-    """Where `bqnes nats import --store` has put a store <dataset>/ of each data set."""
+    """Where `bqnes nats import --store` has put a store <dataset>/ of each data set. For table 1
+    losses are enough: a table nats-<dataset>.npz there, or in this directory."""
+    training_seed: Literal[777, 888, 999] = SEEDS[0]
+    """Which training of each published architecture."""
     split_file: Path | None = None
     """The split file that they were imported with, if there was one."""
     out: Path = RESULTS
@@ -91,125 +101,181 @@ class Options:
     again: bool = False
     """Measure what has been measured."""
 
+    def completed(self) -> "Options":
+        """Refuse what cannot be, and fill in what was not said."""
+        nats, quick = self.data == "nats", self.preset == "quick"
+        if nats and self.table in ("table5", "table6"):
+            raise BQNESError(
+                f"{self.table} is about slices of a supernet, which NATS-Bench has none of; leave "
+                "--data nats out."
+            )
+        usual = tuple(PUBLISHED) if nats else LIVE[:1] if quick else LIVE
+        datasets, seeds = self.datasets or usual, self.seeds
+        if seeds is None:
+            seeds = 2 if quick else 10
+        check_whole("seeds", seeds, 1)
+        for name in datasets:
+            check_choice("dataset", name, tuple(DATASETS) if nats else LIVE)
+        out = self.out / "quick" if quick else self.out
+        return replace(self, datasets=datasets, seeds=seeds, out=out)
 
-class Surface(NamedTuple):
-    """Cells with results, and what they predict for the test images."""
-
-    tabulated: Tabulated
-    predict: Predict | None
-    scaled_down: str
+    def command(self) -> str:
+        """Return what makes the same results again."""
+        words = [self.table, "--data", self.data, "--datasets", *self.datasets]
+        words += ["--seeds", self.seeds]
+        if self.data == "nats":
+            words += ["--archives", self.archives, "--training-seed", self.training_seed]
+            words += ["--split-file", self.split_file] if self.split_file else []
+        elif self.table not in ("table5", "table6"):
+            words += ["--cells", self.cells]
+        return f"python benchmarks/paper.py {' '.join(map(str, words))}"
 
 
 class Table(NamedTuple):
-    """How a table is made, and what the paper says about it.
+    """How a table is made.
 
     Attributes:
         title: what it is about.
         measure: returns "results" and whatever else is kept.
         metrics: the columns.
-        claims: what the paper says.
         setting: all that results depend on.
-        note: what has to be said about the paper's own numbers.
+        scaled_down: says what is smaller than in the paper, from what was kept.
+        note: what has to be said about the metrics and the paper's own numbers.
     """
 
     title: str
     measure: Callable[[str, Options], dict]
     metrics: tuple[Metric, ...]
-    claims: tuple[Claim, ...]
     setting: Callable[[str, Options], dict]
+    scaled_down: Callable[[str, dict], str]
     note: str = ""
 
 
-def surface(name: str, options: Options) -> Surface:
+def surface(name: str, options: Options) -> tuple[Tabulated, Predict | None]:
+    """Return cells with results, and what they predict for test images where that is apart."""
     if options.data == "nats":
-        return nats_surface(name, options)
-    train, valid, test = networks.TASKS[name].data.split
-    config = networks.TASKS[name].train
-    used = networks.Options(count=options.cells, stores=options.stores)
-    tabulated = networks.tabulated(name, used)
-    return Surface(
-        tabulated,
-        None,
-        f"{tabulated.space.size:,} cells instead of 15,625; 8×8 pixels; {train} images to train "
-        f"on, {valid} to validate, {test} to test; C = {config.network.channels}, N = "
-        f"{config.network.cells} instead of 16 and 5; {config.steps} steps of {config.batch}.",
-    )
+        where = options.archives, options.training_seed, options.split_file
+        return imported.from_store(name, *where)
+    return networks.tabulated(name, _live(options)), None
 
 
-def nats_surface(name: str, options: Options) -> Surface:
-    """Take predictions from a store, those of test images only when they are asked for."""
-    data = split(load(name), file=options.split_file)
-    store = Store.open(options.archives / name)
-    if store.manifest.config["images"] != fingerprint(data):
-        raise BQNESError(
-            f"{options.archives / name} is of other images than {name}, or split otherwise; give "
-            "the --split-file that it was imported with."
-        )
-    stored = store.keys()
-    numbers = np.asarray(NATS.index(jnp.stack([NATS.from_string(key.arch) for key in stored])))
-    order = np.argsort(numbers)
-    space, seed = Subset(NATS, tuple(numbers[order].tolist())), stored[0].seed
-    texts = [stored[i].arch for i in order]
-    log_probs, right = [], []
-    for start in range(0, len(texts), 64):  # all of them, with every class, would fill the memory
-        said = store.load(texts[start : start + 64], seed).valid_log_probs
-        log_probs.append(said[:, np.arange(len(data.valid.labels)), data.valid.labels])
-        right.append((said.argmax(-1) == data.valid.labels).mean(axis=1))
-    log_probs = jnp.asarray(np.concatenate(log_probs), jnp.float32)
-    table = tables.Table(log_probs.sum(axis=1), jnp.asarray(np.concatenate(right)), log_probs)
-    tabulated = Tabulated(space, table, jnp.asarray(data.test.labels))
-    left_out = NATS.size - space.size
-    return Surface(
-        tabulated,
-        stored_predictor(store, NATS, seed),
-        f"{left_out:,} architectures are not in the store." if left_out else "nothing.",
-    )
+def losses(name: str, options: Options) -> tuple[Subset, Losses]:
+    """Return cells with losses, which are enough for surrogates."""
+    if options.data == "nats":
+        where = options.archives, options.training_seed, options.split_file
+        return imported.losses(name, *where)
+    return networks.tabulated(name, _live(options))[:2]
 
 
-def search_config(tabulated: Tabulated) -> SearchConfig:
-    return SearchConfig(budget=min(150, tabulated.space.size // 2))
+def _live(options: Options) -> networks.Options:
+    return networks.Options(count=options.cells, stores=options.stores)
+
+
+def search_config(size: int) -> SearchConfig:
+    """Search at most half of the cells."""
+    least = 2 * SearchConfig().initial
+    if size < least:
+        raise BQNESError(f"{size} cells are too few to search in; it takes {least}.")
+    return SearchConfig(budget=min(SearchConfig().budget, size // 2))
+
+
+def stride(size: int) -> int:
+    """Return the step through the ranking of cells that surrogates are tested at."""
+    return 25 if size >= 1000 else 5
+
+
+def setting_of_losses(name: str, options: Options) -> dict:
+    setting = {"seeds": options.seeds, "data": options.data}
+    if options.data == "live":
+        return setting | {"cells": options.cells}
+    return setting | imported.describe_losses(name, options.archives, options.training_seed)
 
 
 def setting_of_cells(name: str, options: Options) -> dict:
-    setting = {"seeds": options.seeds, "data": options.data}
-    return setting | ({"cells": options.cells} if options.data == "live" else {})
+    setting = {"seeds": options.seeds, "data": options.data, "ece": PAPER_ECE}
+    if options.data == "live":
+        return setting | {"cells": options.cells}
+    return setting | imported.describe_store(name, options.archives, options.training_seed)
+
+
+def what_cells_lack(name: str, content: dict) -> tuple[int, list[str]]:
+    """Return how many cells there are, and what is smaller about them than in the paper."""
+    if content["data"] == "nats":
+        return content["architectures"], imported.what_is_left_out(content)
+    size = load_table(name).space.size if name == "digits" else content["cells"]
+    task = networks.TASKS[name]
+    train, valid, test = task.data.split
+    config = task.train
+    return size, [
+        f"{size:,} cells instead of {NATS.size:,}",
+        "8×8 pixels",
+        f"{train} images to train on, {valid} to validate, {test} to test",
+        f"C = {config.network.channels}, N = {config.network.cells} instead of 16 and 5",
+        f"{config.steps} steps of {config.batch}",
+        "one training of each cell",
+    ]
+
+
+def scaled_down_surrogates(name: str, content: dict) -> str:
+    size, lacks = what_cells_lack(name, content)
+    budget, every = search_config(size).budget, stride(size)
+    if budget < SearchConfig().budget:
+        lacks.append(f"fitted to {budget} cells instead of {SearchConfig().budget}")
+    if every < 25:
+        lacks.append(f"tested on every {every}th cell of the ranking instead of every 25th")
+    return "; ".join(lacks) + "."
+
+
+def scaled_down_searches(name: str, content: dict) -> str:
+    size, lacks = what_cells_lack(name, content)
+    config = search_config(size)
+    if config.budget < SearchConfig().budget:
+        mutations = max(config.budget - config.population, 0)
+        lacks.append(
+            f"searches see {config.budget} cells instead of {SearchConfig().budget}, so that "
+            f"evolution with its population of {config.population} makes {mutations} mutations"
+        )
+    return "; ".join(lacks) + "."
+
+
+def scaled_down_slices(name: str, content: dict) -> str:
+    return content["scaled down"]
 
 
 def measure_surrogates(name: str, options: Options) -> dict:
-    tabulated, _, scaled_down = surface(name, options)
-    space, table, _ = tabulated
-    config = search_config(tabulated)
+    space, table = losses(name, options)
+    config = search_config(space.size)
     strategy = make("us", space, config=config)
     keys = jax.random.split(jax.random.key(0), options.seeds)
     look_up = evaluator(table, space)
     found = jax.jit(lambda keys: lax.map(lambda key: search(strategy, config, key, look_up), keys))
     indices = space.index(found(keys)[0].archs)
-    every = 25 if space.size >= 1000 else 5
-    test = jnp.argsort(-table.log_likelihoods)[::every]
+    test = jnp.argsort(-table.log_likelihoods)[:: stride(space.size)]
     results = {
         model: np.stack(surrogates.make_score(warp, space, test)(table, indices), axis=1)
         for model, warp in surrogates.MODELS.items()
     }
-    return {"results": results, "scaled down": scaled_down}
+    return {"results": results}
 
 
 def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
     """Compare algorithms, by the paper's names for them, on cells."""
 
     def measure(name: str, options: Options) -> dict:
-        tabulated, predict, scaled_down = surface(name, options)
+        tabulated, predict = surface(name, options)
         rows = compare_on_table(
             tabulated,
             tuple(names.values()),
             SIZES,
             options.seeds,
-            search_config(tabulated),
+            search_config(tabulated.space.size),
             lambda what: console.print(f"  {what}", style="dim"),
             predict,
+            ece_reference=PAPER_ECE,
         )
         called = {algorithm: name for name, algorithm in names.items()}
         rows = [row._replace(algorithm=called[row.algorithm]) for row in rows]
-        return {"results": from_rows(rows), "scaled down": scaled_down}
+        return {"results": from_rows(rows)}
 
     return measure
 
@@ -227,36 +293,21 @@ def measure_shift(name: str, options: Options) -> dict:
     return {"results": robustness.as_results(*found), "each": robustness.by_corruption(*found)}
 
 
-def each_size(says: str, better: str, worse: str, metric: int, strictly: bool = True, sizes=SIZES):
-    return tuple(
-        Claim(f"{says}, M = {m}", f"{better}, {m}", f"{worse}, {m}", metric, strictly)
-        for m in sizes
-    )
-
-
 TABLES = {
     "table1": Table(
         "surrogates",
         measure_surrogates,
         SURROGATES,
-        (
-            Claim("WSABI-L has a lower RMSE than a GP", "WSABI-L", "GP", RMSE),
-            Claim("WSABI-L has a lower NLPD than a GP", "WSABI-L", "GP", NLPD),
-        ),
-        setting_of_cells,
+        setting_of_losses,
+        scaled_down_surrogates,
     ),
     "table2": Table(
         "candidate strategies, with re-weighted stacking",
         measure_cells({"RE": "evolution+restack", "EI": "ei+restack", "US": "us+restack"}),
         ENSEMBLES,
-        (
-            *each_size("US beats RE in LL (ImageNet16-120)", "US", "RE", LL),
-            *each_size("US beats RE in accuracy (ImageNet16-120)", "US", "RE", ACCURACY),
-            *each_size("RE beats US in LL (CIFAR-100)", "RE", "US", LL),
-            *each_size("RE beats US in ECE (both)", "RE", "US", ECE),
-            *each_size("US beats EI in LL (both)", "US", "EI", LL),
-        ),
         setting_of_cells,
+        scaled_down_searches,
+        CENTRES,
     ),
     "table3": Table(
         "selection methods, from candidates by uncertainty sampling",
@@ -264,14 +315,10 @@ TABLES = {
             {"BS": "us+beam", "WS": "us+stack", "PR": "us+recombine", "RS": "us+restack"}
         ),
         ENSEMBLES,
-        (
-            *each_size("RS beats BS in LL (both)", "RS", "BS", LL),
-            *each_size("RS is not worse than WS in LL (both)", "RS", "WS", LL, False),
-            *each_size("RS is not worse than WS in accuracy (both)", "RS", "WS", ACCURACY, False),
-            *each_size("RS beats PR in LL (both)", "RS", "PR", LL),
-            *each_size("PR beats RS in ECE (both)", "PR", "RS", ECE, sizes=(10,)),
-        ),
         setting_of_cells,
+        scaled_down_searches,
+        CENTRES + " The paper says that both ways of stacking are best in accuracy; in its table "
+        "WS is behind BS at M = 3 on ImageNet16-120 (52.1 and 52.2).",
     ),
     "table4": Table(
         "the joint comparison",
@@ -279,58 +326,26 @@ TABLES = {
             {name: name for name in ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S")}
         ),
         ENSEMBLES,
-        (
-            *each_size("BQ-S beats NES-RE in LL (ImageNet16-120)", "BQ-S", "NES-RE", LL),
-            *each_size("NES-RE beats BQ-S in LL (CIFAR-100)", "NES-RE", "BQ-S", LL),
-            *each_size("BQ-S beats NES-BS in LL (both)", "BQ-S", "NES-BS", LL),
-            *each_size("BQ-S beats Random in LL (both)", "BQ-S", "Random", LL),
-            *each_size("BQ-R beats BQ-S in ECE (both)", "BQ-R", "BQ-S", ECE, sizes=(10,)),
-            *(
-                Claim(
-                    f"BQ-S beats Best single in LL (both), M = {m}",
-                    f"BQ-S, {m}",
-                    "Best single, 1",
-                    LL,
-                )
-                for m in SIZES
-            ),
-        ),
         setting_of_cells,
+        scaled_down_searches,
+        CENTRES,
     ),
     "table5": Table(
         "slices of a supernet",
         measure_slices,
         ENSEMBLES,
-        (
-            *each_size("BQ-S beats NES-RE in LL (both)", "BQ-S", "NES-RE", LL),
-            *each_size("BQ-S beats NES-RE in ECE (CIFAR-100)", "BQ-S", "NES-RE", ECE),
-            *each_size("BQ-S is not worse in accuracy (both)", "BQ-S", "NES-RE", ACCURACY, False),
-        ),
         lambda name, options: slimmable.setting_of(name, of_slices(options, slimmable.Options)),
+        scaled_down_slices,
+        CONFIDENCES,
     ),
     "table6": Table(
         "robustness to dataset shift, means over 19 corruptions",
         measure_shift,
         ENSEMBLES,
-        tuple(
-            claim
-            for severity in PAPER_SEVERITIES
-            for metric, what, strictly in (
-                (LL, "BQ-S beats NES-RE in LL", True),
-                (ECE, "BQ-S beats NES-RE in ECE", True),
-                (ACCURACY, "BQ-S is not worse in accuracy", False),
-            )
-            for claim in each_size(
-                f"{what}, severity {severity}",
-                f"severity {severity}: BQ-S",
-                f"severity {severity}: NES-RE",
-                metric,
-                strictly,
-            )
-        ),
         lambda name, options: robustness.setting_of(name, of_slices(options, robustness.Options)),
-        robustness.NOTE + " Its BQ-S has the same ECE and log-likelihood for M = 3 and M = 10 on "
-        "CIFAR-100 at severity 1, which looks like an error.",
+        scaled_down_slices,
+        f"{CONFIDENCES} {robustness.NOTE} Its BQ-S has the same ECE and log-likelihood for M = 3 "
+        "and M = 10 on CIFAR-100 at severity 1, which looks like an error.",
     ),
 }
 
@@ -351,51 +366,55 @@ def report(name: str, content: dict, options: Options) -> str:
     table = TABLES[options.table]
     results = {row: np.array(values, float) for row, values in content["results"].items()}
     likes = list(json.loads((Path(__file__).parent / "paper.json").read_text())[options.table])
-    called = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHED
-    like = called.get(name) if called.get(name) in likes else likes[0]
+    like = LIKE.get(name) if LIKE.get(name) in likes else likes[0]
     columns, rows = lines(results, table.metrics, published(options.table, like))
     show(f"{name} (paper: {like}), {content['seeds']} seeds", columns, rows)
-    verdicts = [(claim.says, *judge(claim, results, table.metrics)) for claim in table.claims]
-    show("what the paper claims", ["claim", "here", "ahead by"], [list(v) for v in verdicts])
-    console.print(f"Scaled down: {content['scaled down']}")
-    held = sum(verdict == HOLDS for _, verdict, _ in verdicts)
+    own = PUBLISHED.get(name)  # the paper's own data: claims about another are about another
+    claims = [claim for claim in CLAIMS[options.table] if own is None or own in claim.about]
+    verdicts = [judge(claim, results, table.metrics) for claim in claims]
+    claimed = [
+        [claim.says, "both" if claim.about == tuple(likes) else claim.about[0], *verdict]
+        for claim, verdict in zip(claims, verdicts, strict=True)
+    ]
+    headings = ["claim", "about", "here", "ahead by"]
+    show("what the paper claims", headings, claimed, names=3)
+    scaled_down = f"Scaled down: {table.scaled_down(name, content)}"
+    console.print(scaled_down)
     return "\n".join(
         [
             f"## {name}\n",
             f"Mean ± standard error over {content['seeds']} seeds; beside it the paper's numbers "
             f"for {like}.\n",
             as_markdown(columns, rows),
-            f"Scaled down: {content['scaled down']} {table.note}\n",
-            f"What the paper claims ({held} of {len(verdicts)} hold here; ahead by: mean ± "
-            "standard error of the difference, seed by seed; Student's t at 95 % decides):\n",
-            as_markdown(["claim", "here", "ahead by"], verdicts, names=2),
+            f"{scaled_down} {table.note}".rstrip() + "\n",
+            "Claims of the paper that hold here: "
+            f"{tally(claims, [verdict for verdict, _ in verdicts])}.\n",
+            as_markdown(headings, claimed, names=3),
         ]
     )
 
 
+LEGEND = (
+    "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t at "
+    f'95 % decides whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the '
+    "mean that it is compared with.\n"
+)
+
+
 def main(options: Options) -> None:
-    if options.preset == "quick":
-        options = replace(options, datasets=("digits",), seeds=2, out=options.out / "quick")
-    if options.data == "nats" and options.table in ("table5", "table6"):
-        raise BQNESError(
-            f"{options.table} is about slices of a supernet, which NATS-Bench has none of; leave "
-            "--data nats out."
-        )
-    datasets = options.datasets or (tuple(PUBLISHED) if options.data == "nats" else CELLS)
+    options = options.completed()
     versions, parts = {}, []
-    for name in datasets:
+    for name in options.datasets:
         content = result_of(name, options)
         versions = content["versions"]
         parts.append(report(name, content, options))
-    command = f"python benchmarks/paper.py {options.table} --data {options.data}"
-    command += f" --datasets {' '.join(datasets)}"
     heading = (
         f"# Table {options.table[-1]}: {TABLES[options.table].title}\n\n"
-        f"Made by `{command} --seeds {options.seeds}`, with "
+        f"Made by `{options.command()}`, with "
         f"{', '.join(f'{package} {number}' for package, number in versions.items())}.\n"
     )
     path = options.out / f"{options.table}-{options.data}.md"
-    path.write_text("\n".join([heading, *parts]))
+    write_whole(path, "\n".join([heading, LEGEND, *parts]).encode())
     console.print(f"written to {path}")
 
 

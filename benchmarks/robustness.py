@@ -7,6 +7,7 @@ you like: the same command goes on.
     python benchmarks/robustness.py --datasets digits
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.comparison import choose_live
 from bqnes_jax.config import supernet_config
 from bqnes_jax.data import CORRUPTIONS, channel_moments
+from bqnes_jax.errors import check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.live import stored_evaluator
 from bqnes_jax.prediction import predict_slices_of
@@ -67,6 +69,7 @@ class Options:
 
 def measure(name: str, options: Options) -> tuple[list[tuple[str, int]], Robustness]:
     """Return the names of all ensembles, algorithm by size by seed, and how robust they are."""
+    check_whole("seeds", options.seeds, 1)
     task = TASKS[name]
     trainer, store, dataset, data = open_store(name, options.stores)
     evaluate = stored_evaluator(store, trainer)
@@ -104,7 +107,8 @@ def measure(name: str, options: Options) -> tuple[list[tuple[str, int]], Robustn
 
 
 def measure_what_is_missing(name: str, predict, weights, setting: dict, stores: Path) -> dict:
-    path = stores / f"slimmable-{name}" / "robustness.json"
+    key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:12]
+    path = stores / f"slimmable-{name}" / f"robustness-{key}.json"
     content = kept(path, setting) or {"measured": []}
     found = {tuple(key): np.array(values) for key, values in content["measured"]}
     under = conditions()

@@ -13,7 +13,9 @@ from rich.table import Table as RichTable
 
 from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
+from bqnes_jax.cli.shell import interruptible
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import write_whole
 from bqnes_jax.spaces import NATS
 
 RESULTS = Path(__file__).parent / "results"
@@ -55,14 +57,15 @@ def show(title: str, columns: list[str], rows: list[list[str]], names: int = 1) 
 
 def write(path: Path, result: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, default=_numbers, allow_nan=False) + "\n")
+    content = json.dumps(result, default=_numbers, allow_nan=False) + "\n"
+    write_whole(path, content.encode())
     console.print(f"written to {path}")
 
 
 def one_sentence(main, options) -> None:
-    """Run a script; what is refused is one sentence."""
+    """Run a script; what is refused is one sentence, and so is Ctrl-C."""
     try:
-        main(options)
+        interruptible(lambda: main(options), "Stopped. The same command goes on from there.")
     except BQNESError as error:
         sys.exit(f"error: {error}")
 

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 from against_paper import SURROGATES, show_beside
 from jax import lax
-from shared import RESULTS, console, make_repeats, timed, write
+from shared import RESULTS, console, make_repeats, one_sentence, timed, write
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.candidates.landscape import Listed
@@ -98,4 +98,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    one_sentence(main, tyro.cli(Options, description=__doc__))

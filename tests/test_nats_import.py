@@ -137,6 +137,14 @@ class TestNetworks:
         status = [predictions.store.get(text, 888).status for text in TEXTS]
         assert status == ["ok", "failed", "ok", "ok", "failed", "failed"]
 
+    def test_what_was_read_before_a_damaged_file_is_kept(self, tmp_path):
+        archive = full(tmp_path / "full")
+        (archive / "000002.pickle.pbz2").write_bytes(b"BZh9")
+        with open_archive(archive) as opened, pytest.raises(BQNESError, match=r"000002\.pickle"):
+            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", 6)
+        imported = nats_bench.read_results(tmp_path / "t.npz").imported
+        assert set(np.flatnonzero(imported)) == {numbers_by_text()[text] for text in TEXTS[:2]}
+
     def test_other_images_are_noticed_at_once(self, tmp_path):
         archive = full(tmp_path / "full", 0.1, range(6))
         predictions = self.predictions(tmp_path, seed=888)

@@ -9,6 +9,7 @@ import tyro
 
 from bqnes_jax import nats_bench
 from bqnes_jax.cli.shell import (
+    console,
     interruptible,
     progress_bar,
     remember_programs,
@@ -59,11 +60,16 @@ class ImportCommand:
             raise BQNESError(f"table is {table}; it must end in .npz.")
         if self.store is None and (self.seed, self.split_file, self.directory) != (777, None, None):
             raise BQNESError("seed, split-file and directory are about predictions; give --store.")
+        farewell = f"Stopped. What was read is in {table}; the same command goes on from there."
         with nats_bench.open_archive(self.archive) as archive:
-            interruptible(
-                lambda: self._import(archive, table),
-                f"Stopped. What was read is in {table}; the same command goes on from there.",
-            )
+            if self.store is not None:  # networks at work do not hear Ctrl-C
+                interruptible(lambda: self._import(archive, table), farewell)
+                return
+            try:
+                self._import(archive, table)
+            except KeyboardInterrupt:
+                console(stderr=True).print(farewell, markup=False)
+                raise
 
     def _import(self, archive: nats_bench.Archive, table: Path) -> None:
         predictions = None if self.store is None else self._predictions()

@@ -63,24 +63,27 @@ def import_archive(
     archive.check_complete(count)
     waiting: list[Network] = []
     saved = perf_counter()
-    for number, text in enumerate(archive.archs[:count]):
-        row = numbers_by_text()[text]
-        predict = predictions is not None and predictions.lacks(text)
-        if predict or not results.imported[row]:
-            trainings = archive.read(number, dataset)
-            record(results, row, trainings)
-            if predict and predictions.seed in trainings:
-                training = trainings[predictions.seed]
-                arch = np.asarray(NATS.from_index(row))
-                waiting.append(Network(arch, archive.weights(number, training), training))
-        if len(waiting) == _AT_ONCE or (waiting and number == count - 1):
-            _predict(predictions, waiting)
-            waiting.clear()
-        if perf_counter() - saved > _SAVE_EVERY:
+    try:
+        for number, text in enumerate(archive.archs[:count]):
+            row = numbers_by_text()[text]
+            predict = predictions is not None and predictions.lacks(text)
+            if predict or not results.imported[row]:
+                trainings = archive.read(number, dataset)
+                record(results, row, trainings)
+                if predict and predictions.seed in trainings:
+                    training = trainings[predictions.seed]
+                    arch = np.asarray(NATS.from_index(row))
+                    waiting.append(Network(arch, archive.weights(number, training), training))
+            if len(waiting) == _AT_ONCE or (waiting and number == count - 1):
+                _predict(predictions, waiting)
+                waiting.clear()
+            if perf_counter() - saved > _SAVE_EVERY:
+                write_results(table, results)
+                saved = perf_counter()
+            report(number + 1, count)
+    finally:  # a damaged file, or Ctrl-C: what was read is not lost
+        if results.imported.any():
             write_results(table, results)
-            saved = perf_counter()
-        report(number + 1, count)
-    write_results(table, results)
     return results
 
 
