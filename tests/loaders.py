@@ -92,7 +92,7 @@ def of_run_config(folder):
     return plain(folder / "config.json", read)
 
 
-@kind("run/search.npz", "npz", 1200)
+@kind("run/search.npz", "npz", 1000)
 def of_search(folder):
     run, path = a_run(folder), folder / "search.npz"
     return plain(path, lambda: runs._read_found(path, run.config))
@@ -131,7 +131,6 @@ def read_store(folder):
     store = Store.open(folder)
     store.summaries()
     store.damaged()
-    store.missing([ARCH], [0])
     store.load([ARCH, "failed"], 0)
     return store.weights(ARCH, 0)
 
@@ -142,7 +141,7 @@ def of_manifest(folder):
     return plain(folder / "manifest.json", lambda: read_store(folder))
 
 
-@kind("store/entry", "entry", 1000)
+@kind("store/entry", "entry", 700)
 def of_entry(folder):
     path = a_store(folder)._path(records.Key(ARCH, 0))
     return plain(path, lambda: read_store(folder))
@@ -169,7 +168,7 @@ def of_images(folder):
     return plain(path, lambda: _read_images(path))
 
 
-@kind("data set", "npz", 700)
+@kind("data set", "npz", 600)
 def of_data(folder):
     path = folder / "own.npz"
     arrays = {"x_train": OWN.train.images, "y_train": OWN.train.labels, "x_test": OWN.test.images}

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import tracemalloc
 import warnings
 import zipfile
@@ -123,6 +124,10 @@ def claims(form, content):
             yield b"\x80\x05" + code + struct.pack("<Q", 2**36)
         yield b"\x80\x02T\xff\xff\xff\x7f"
         yield b"\x80\x02\x8b\xff\xff\xff\x7f"
+    elif form == "text":
+        laughs = "".join(f"a{i + 1}: &a{i + 1} [{f'*a{i}, ' * 9}]\n" for i in range(40))
+        yield f"a0: &a0 [1]\n{laughs}seed: *a40\n".encode()
+        yield b"seed: 0x" + b"f" * 10**4
     else:
         for match in re.finditer(rb"\d+", content[:300]):
             yield content[: match.start()] + b"1000000000000" + content[match.end() :]
@@ -166,6 +171,31 @@ def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path):
     assert len(content) < 3e6
     for name, kind in KINDS.items():
         if kind.form == "npz":
-            (tmp_path / name).mkdir(parents=True)
-            error = refused(kind.make(tmp_path / name).load, content)
+            folder = tmp_path / name.replace("/", "-")
+            folder.mkdir()
+            error = refused(kind.make(folder).load, content)
             assert "would unpack to 300," in str(error)
+
+
+@pytest.mark.parametrize(
+    "alien",
+    [
+        {"type": "alien.Feature", "content": {}},
+        {"pythonClassName": "alien.Feature", "tensor": {"dtype": "uint8"}},
+        {"python_class_name": "alien.Feature", "tensor": {"dtype": "uint8"}},
+    ],
+)
+def test_a_prepared_set_imports_nothing(alien, tmp_path, monkeypatch):
+    """TFDS would import the module of any feature that it does not know."""
+    (tmp_path / "alien.py").write_text("open('exploded', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "set").mkdir()
+    loader = KINDS["prepared/features"].make(tmp_path / "set")
+    features = json.loads(loader.content)
+    features["featuresDict"]["features"]["image"] = alien
+    hidden = {**features, "jsonFeature": {"json": json.dumps({"image": alien})}}
+    del hidden["featuresDict"]
+    for content in (alien, features, hidden):
+        assert refused(loader.load, json.dumps(content).encode()) is not None
+    assert "alien" not in sys.modules and not (tmp_path / "exploded").exists()

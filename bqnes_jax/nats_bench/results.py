@@ -4,16 +4,14 @@ The file is an `.npz` with the fields of `Results`.
 """
 
 import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.arrays import read_arrays
+from bqnes_jax.files import damaged_means_refused, write_whole, writing
 from bqnes_jax.nats_bench.archive import DATASETS, SEEDS, Training
 from bqnes_jax.spaces import NATS
 from bqnes_jax.surrogates import TEMPERATURE
@@ -111,20 +109,15 @@ def agree(found: Figures, published: Figures) -> tuple[bool, bool]:
 
 def read_results(path: Path) -> Results:
     """Read a table of NATS-Bench."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            dataset = str(content["dataset"])
-            results = Results(dataset, *(content[field] for field in Results._fields[1:]))
-    except FileNotFoundError:
-        raise BQNESError(f"table {path} is not there; make it with: bqnes nats import") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-        results = None
-    expected = None if results is None else empty(results.dataset)
-    if expected is None or dataset not in DATASETS or not all(map(_alike, results, expected)):
-        raise BQNESError(
-            f"{path} is not a table of NATS-Bench, or damaged; remove it and make it again with: "
-            "bqnes nats import"
-        )
+    with damaged_means_refused(
+        path,
+        "is not a table of NATS-Bench, or damaged",
+        "remove it and make it again with: bqnes nats import",
+        "is not there; make it with: bqnes nats import",
+    ):
+        results = read_arrays(path, Results)
+        if results.dataset not in DATASETS:
+            raise ValueError(f"it is of {results.dataset[:40]!r}")
     return results
 
 
@@ -135,8 +128,3 @@ def write_results(path: Path, results: Results) -> None:
     with writing(f"table {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
-
-
-def _alike(a: object, b: object) -> bool:
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape
