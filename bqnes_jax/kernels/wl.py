@@ -2,6 +2,9 @@
 
 ℓ⁰(v) = hash(label of v);  ℓᵗ⁺¹(v) = hash(ℓᵗ(v), multiset of ℓᵗ over the out-neighbours of v).
 The features of a graph are the histograms of its labels of every iteration t = 0 … h, side by side.
+
+Graphs have few nodes and histograms few entries that are not 0, so that a row of the Gram matrix is
+the sum of a few rows of ψᵀ: those of the labels of its nodes.
 """
 
 import dataclasses
@@ -13,12 +16,15 @@ import jax
 import jax.numpy as jnp
 import jraph
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from bqnes_jax.errors import BQNESError, as_float, check_positive, check_shape, check_whole
 from bqnes_jax.kernels.base import matmul
 from bqnes_jax.spaces.base import GraphSpace, as_architectures, enumerate_space
+
+_ROWS = 512  # of a Gram matrix worked out at a time
 
 
 @functools.partial(
@@ -70,17 +76,17 @@ class WL:
 
     def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
         """Return ψ = φ / ‖φ‖ and the mark of the empty graph; n×(features + 1)."""
-        archs = as_architectures(self.space, archs)
-        return _features(self, archs)
+        return _features(self, as_architectures(self.space, archs))
 
     def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
         """Evaluate the kernel between all pairs."""
-        features = self.features(archs)
-        return matmul(features, features.T)
+        archs = as_architectures(self.space, archs)
+        return _cross(self, archs, archs)
 
     def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
         """Evaluate the kernel between each of one set and each of another."""
-        return matmul(self.features(archs), self.features(others).T)
+        archs, others = (as_architectures(self.space, some) for some in (archs, others))
+        return _cross(self, archs, others)
 
     def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
         """Return ones: the kernel is normalised."""
@@ -88,10 +94,15 @@ class WL:
 
 
 class Encoding(NamedTuple):
-    """How labels become columns of the histogram."""
+    """How graphs are spelled: as words, each of which counts in some columns of the histogram.
 
-    columns: Callable[[UInt32[Array, "layers nodes"]], Int[Array, "layers nodes"]]
-    layer_of_column: np.ndarray  # int, one for each column
+    The last word but one, and the last column, mark the empty graph; the last word says nothing
+    and fills up. `meanings` is None where a word counts in the column of its own number.
+    """
+
+    spell: Callable[[Int[Array, "n length"]], Int[Array, "n k"]]
+    meanings: np.ndarray | None  # words×columns, 0 or 1
+    layer_of_column: np.ndarray  # int, one for each column but the last
 
 
 def wl_labels(
@@ -140,13 +151,11 @@ def vocabulary(space: GraphSpace, iterations: int) -> tuple[np.ndarray, np.ndarr
 
     Two independent hashes must tell the same labels apart; so a collision does not go unnoticed.
     """
-    with jax.ensure_compile_time_eval():
-        archs = enumerate_space(space)
-        labels, real = _all_labels(space, iterations, archs, jnp.uint32(0))
-        check, _ = _all_labels(space, iterations, archs, jnp.uint32(1))
+    labels, real = _list_labels(space, iterations, seed=0)
+    check, _ = _list_labels(space, iterations, seed=1)
     layers = np.broadcast_to(np.arange(iterations + 1)[:, None], labels.shape)
-    real = np.broadcast_to(np.asarray(real)[:, None, :], labels.shape)
-    triples = np.stack([np.asarray(labels)[real], np.asarray(check)[real], layers[real]], axis=1)
+    real = np.broadcast_to(real[:, None, :], labels.shape)
+    triples = np.stack([labels[real], check[real], layers[real]], axis=1)
     known = np.unique(triples, axis=0)
     for column in (0, 1):
         if len(np.unique(known[:, column])) < len(known):
@@ -171,11 +180,15 @@ def _check_graph(graph: jraph.GraphsTuple, iterations: int) -> None:
 def _hashed_histograms(
     graph: jraph.GraphsTuple, iterations: int, buckets: int
 ) -> Float[Array, "graphs d"]:
-    labels = wl_labels(graph, iterations)
-    graphs, nodes = len(graph.n_node), labels.shape[1]
+    columns = _hashed_columns(wl_labels(graph, iterations), buckets)
+    graphs, (layers, nodes) = len(graph.n_node), columns.shape
     owner = jnp.repeat(jnp.arange(graphs), graph.n_node, total_repeat_length=nodes)
-    encoding = _hashing(iterations, buckets)
-    return _count(encoding.columns(labels), owner, graphs, len(encoding.layer_of_column))
+    return jnp.zeros((graphs, layers * buckets)).at[owner, columns].add(1)
+
+
+def _hashed_columns(labels: UInt32[Array, "l v"], buckets: int) -> Int[Array, "l v"]:
+    first = np.arange(len(labels), dtype=np.int32)[:, None] * np.int32(buckets)
+    return (labels % np.uint32(buckets)).astype(jnp.int32) + first
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -190,46 +203,111 @@ def _all_labels(
     return jax.vmap(one)(archs)
 
 
+def _list_labels(space: GraphSpace, iterations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels of the nodes of every architecture, and which of these nodes are real."""
+    with jax.ensure_compile_time_eval():
+        labels, real = _all_labels(space, iterations, enumerate_space(space), jnp.uint32(seed))
+    return np.asarray(labels), np.asarray(real)
+
+
 @jax.jit
 def _features(kernel: WL, archs: Int[Array, "n length"]) -> Float[Array, "n d"]:
     encoding = _encoding(kernel.space, kernel.iterations, kernel.buckets)
-
-    def histogram(arch: Int[Array, " length"]) -> Float[Array, " d"]:
-        graph = kernel.space.graph(arch)
-        columns = encoding.columns(wl_labels(graph, kernel.iterations))
-        owner = jnp.where(jnp.arange(columns.shape[1]) < graph.n_node[0], 0, 1)
-        return _count(columns, owner, 1, len(encoding.layer_of_column))[0]
-
-    histograms = jax.vmap(histogram)(archs)
+    histograms = _histograms(encoding, encoding.spell(archs))
     if kernel.layer_weights is not None:
-        histograms = histograms * jnp.asarray(kernel.layer_weights)[encoding.layer_of_column]
-    squared = jnp.sum(histograms**2, axis=1, keepdims=True)
-    empty = squared == 0
-    normalised = histograms / jnp.sqrt(jnp.where(empty, 1, squared))
-    return jnp.concatenate([normalised, empty.astype(normalised.dtype)], axis=1)
+        weights = jnp.asarray(kernel.layer_weights)[encoding.layer_of_column]
+        histograms = histograms * jnp.append(weights, 1)
+    return histograms * _inverse_lengths(histograms)[:, None]
+
+
+@jax.jit
+def _cross(
+    kernel: WL, archs: Int[Array, "n length"], others: Int[Array, "m length"]
+) -> Float[Array, "n m"]:
+    encoding = _encoding(kernel.space, kernel.iterations, kernel.buckets)
+    words = encoding.spell(archs)
+    # A matrix product is the faster one for few columns, and the one to differentiate.
+    if kernel.layer_weights is not None or 2 * words.shape[1] > len(encoding.layer_of_column):
+        return matmul(_features(kernel, archs), _features(kernel, others).T)
+    own, theirs = (_histograms(encoding, some) for some in (words, encoding.spell(others)))
+    of_words = (
+        jnp.pad(theirs.T, ((0, 1), (0, 0)))
+        if encoding.meanings is None
+        else matmul(jnp.asarray(encoding.meanings, theirs.dtype), theirs.T)
+    )
+    return _add_rows(of_words, words, _inverse_lengths(own), _inverse_lengths(theirs))
+
+
+def _histograms(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, "n d"]:
+    if encoding.meanings is not None:
+        table = jnp.asarray(encoding.meanings, float)
+        return _add_rows(table, words, jnp.ones(len(words)), jnp.ones(table.shape[1]))
+    nothing = jnp.zeros((len(words), len(encoding.layer_of_column) + 1))
+    return nothing.at[jnp.arange(len(words))[:, None], words].add(1, mode="drop")
+
+
+def _inverse_lengths(histograms: Float[Array, "n d"]) -> Float[Array, " n"]:
+    return 1 / jnp.sqrt(jnp.sum(histograms**2, axis=1))
+
+
+def _add_rows(
+    table: Float[Array, "w m"],
+    words: Int[Array, "n k"],
+    scales: Float[Array, " n"],
+    other_scales: Float[Array, " m"],
+) -> Float[Array, "n m"]:
+    """Return Σ_k table[words[:, k]], scaled on both sides, some rows at a time.
+
+    All at once there would be an n×k×m array. The sums are whole numbers, and so exact: what is
+    symmetric stays so.
+    """
+    n, block = len(words), _ROWS
+
+    def some(words: Int[Array, "b k"], scales: Float[Array, " b"]) -> Float[Array, "b m"]:
+        rows = (table.at[word].get(mode="promise_in_bounds") for word in words.T)
+        return functools.reduce(jnp.add, rows) * (scales[:, None] * other_scales)
+
+    def fill(i: Int[Array, ""], filled: Float[Array, "n m"]) -> Float[Array, "n m"]:
+        start = jnp.minimum(i * block, n - block)  # the last ones may be worked out twice
+        part = (lax.dynamic_slice_in_dim(x, start, block) for x in (words, scales))
+        return lax.dynamic_update_slice_in_dim(filled, some(*part), start, axis=0)
+
+    if n <= block:
+        return some(words, scales)
+    return lax.fori_loop(0, -(-n // block), fill, jnp.zeros((n, table.shape[1]), table.dtype))
 
 
 @functools.cache
 def _encoding(space: GraphSpace, iterations: int, buckets: int | None) -> Encoding:
-    if buckets is not None:
-        return _hashing(iterations, buckets)
-    words, layer_of_column = vocabulary(space, iterations)
-    return Encoding(lambda labels: jnp.searchsorted(words, labels), layer_of_column)
+    if buckets is None:
+        return _spelled_out(space, iterations)
+    columns = (iterations + 1) * buckets
+
+    def spell(arch: Int[Array, " length"]) -> Int[Array, " k"]:
+        graph = space.graph(arch)
+        words = _hashed_columns(wl_labels(graph, iterations), buckets)
+        words = jnp.where(jnp.arange(words.shape[1]) < graph.n_node[0], words, columns + 1).ravel()
+        return words.at[0].set(jnp.where(graph.n_node[0] > 0, words[0], columns))
+
+    layer_of_column = np.repeat(np.arange(iterations + 1, dtype=np.int32), buckets)
+    return Encoding(jax.vmap(spell), None, layer_of_column)
 
 
-def _hashing(iterations: int, buckets: int) -> Encoding:
-    first = np.arange(iterations + 1, dtype=np.int32)[:, None] * np.int32(buckets)
-    return Encoding(
-        lambda labels: (labels % np.uint32(buckets)).astype(jnp.int32) + first,
-        np.repeat(np.arange(iterations + 1, dtype=np.int32), buckets),
-    )
-
-
-def _count(
-    columns: Int[Array, "l v"], owner: Int[Array, " v"], graphs: int, width: int
-) -> Float[Array, "graphs d"]:
-    """Add up the columns of each graph's nodes; an owner out of range does not count."""
-    return jnp.zeros((graphs, width)).at[owner, columns].add(1, mode="drop")
+def _spelled_out(space: GraphSpace, iterations: int) -> Encoding:
+    """Look the words of an architecture up: a word is what a node is labelled in all layers."""
+    known, layer_of_column = vocabulary(space, iterations)
+    labels, real = _list_labels(space, iterations, seed=0)
+    columns = np.searchsorted(known, np.moveaxis(labels, 1, 2)[real])
+    columns, word_of_node = np.unique(columns, axis=0, return_inverse=True)
+    empty, nothing = len(columns), len(columns) + 1
+    words = np.full(real.shape, nothing, np.int32)
+    words[real] = word_of_node.reshape(-1)
+    words[~real.any(axis=1), 0] = empty
+    words = words[:, (words < nothing).any(axis=0)]
+    meanings = np.zeros((nothing + 1, len(known) + 1), np.int8)
+    meanings[np.arange(empty)[:, None], columns] = 1
+    meanings[empty, -1] = 1
+    return Encoding(lambda archs: jnp.asarray(words)[space.index(archs)], meanings, layer_of_column)
 
 
 def _mix(x: UInt32[Array, " v"]) -> UInt32[Array, " v"]:
