@@ -7,8 +7,8 @@ this quadratic model exactly with an active set, which is what makes weights exa
 searches along the line to its maximiser. At the optimum g_n = 1 where ω_n > 0 and g_n ≤ 1
 elsewhere; max g − Σ ω_n g_n (the Frank–Wolfe gap) bounds how far below the optimum any ω is.
 
-The model has only the members in use and those with the largest g as variables, since few of many
-members end up in use; if that was too few, a second round takes all.
+Few of many members end up in use. So this is done first among the members in use and those with the
+largest g alone, until no other member could enter; if these were too few, a last round takes all.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from bqnes_jax.kernels.base import matmul
 
 _WORKING_SET = 32
-_ITERATIONS = (20, 100)  # in the working set, and in all
+_ITERATIONS = (20, 100)  # in working sets, and in all
 _STEPS = 12  # step lengths 1, ½, ¼, … tried along the line
 _FIRST_STEP = 0.1
 _UNIFORM_SHARE = 0.1
@@ -47,15 +47,19 @@ def best_mixture(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
         usable: at least one is true; the others have 0 wherever the usable ones differ.
     """
     found = _first_guess(probs, usable)
-    sizes = sorted({min(_WORKING_SET, len(probs)), len(probs)})
-    for size, limit in zip(sizes, _ITERATIONS[-len(sizes) :], strict=True):
-        found = _newton(probs, found, size, limit)
-    return found
+    if len(probs) > _WORKING_SET + 1:
+        found = _solve_in_working_sets(probs, found)
+    return _newton(probs, found, _ITERATIONS[1])
 
 
 def tolerance(dtype: jnp.dtype) -> float:
-    """The gap at which to stop: near what rounding allows."""
+    """The gap at which an optimum is found: well above what rounding leaves."""
     return 1e-9 if dtype == jnp.float64 else 1e-5
+
+
+def _aim(dtype: jnp.dtype) -> float:
+    """The gap at which to stop: near what rounding leaves."""
+    return 1e-9 if dtype == jnp.float64 else 5e-7
 
 
 def _evaluate(
@@ -80,43 +84,29 @@ def _first_guess(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
     return _evaluate(probs, moved + _UNIFORM_SHARE * (equal - moved), jnp.int32(0))
 
 
-def _newton(probs: Float[Array, "N n"], start: Optimum, size: int, limit: int) -> Optimum:
+def _solve_in_working_sets(probs: Float[Array, "N n"], start: Optimum) -> Optimum:
     def unfinished(state):
         found, improved = state
-        return (found.gap > tolerance(probs.dtype)) & improved & (found.iterations < limit)
+        return (found.gap > _aim(probs.dtype)) & improved & (found.iterations < _ITERATIONS[0])
 
     def iterate(state):
         found, _ = state
-        weights, gain = _newton_step(probs, found, size)
-        improved = gain > 0
-        weights = jnp.where(improved, weights, found.weights)
-        return _evaluate(probs, weights, found.iterations + 1), improved
+        rows, shares, expand = _working_set(probs, found)
+        among = _newton(rows, _evaluate(rows, shares, found.iterations), _ITERATIONS[0])
+        weights = expand(among.weights)
+        found = _evaluate(probs, weights / jnp.sum(weights), among.iterations)
+        return found, jnp.any(among.weights != shares)
 
     return lax.while_loop(unfinished, iterate, (start, jnp.array(True)))[0]
 
 
-def _newton_step(
-    probs: Float[Array, "N n"], found: Optimum, size: int
-) -> tuple[Float[Array, " N"], Float[Array, ""]]:
-    """Return better weights, and how much better than the last ones they are."""
-    rows, start, expand = _working_set(probs, found, size)
-    rows = rows / found.mixture
-    points = probs.shape[1]
-    target = _maximise_model(matmul(rows, rows.T) / points, jnp.sum(rows, 1) / points - 1, start)
-    shares, gain = _line_search(rows, start, target)
-    weights = expand(shares)
-    return weights / jnp.sum(weights), gain
-
-
 def _working_set(
-    probs: Float[Array, "N n"], found: Optimum, size: int
+    probs: Float[Array, "N n"], found: Optimum
 ) -> tuple[Float[Array, "k n"], Float[Array, " k"], Callable[[Array], Array]]:
     """Return the variables' rows and weights, and the way back from these to all N weights."""
     weights, gradient = found.weights, found.gradient
-    if size == len(weights):
-        return probs, weights, lambda shares: shares
     in_use_first = jnp.where(weights > 0, gradient + jnp.max(gradient), gradient)
-    _, working = lax.top_k(in_use_first, size)
+    _, working = lax.top_k(in_use_first, _WORKING_SET)
     # What has weight outside the working set takes part as one member, their mixture.
     places = (working[:, None] == jnp.arange(len(weights))).astype(weights.dtype)
     outside = weights * (1 - jnp.sum(places, axis=0))
@@ -125,6 +115,32 @@ def _working_set(
     rows = jnp.concatenate([probs[working], matmul(probs.T, outside)[None]])
     ways = jnp.concatenate([places, outside[None]])
     return rows, jnp.append(weights[working], mass), lambda shares: matmul(ways.T, shares)
+
+
+def _newton(probs: Float[Array, "N n"], start: Optimum, limit: int) -> Optimum:
+    def unfinished(state):
+        found, improved = state
+        return (found.gap > _aim(probs.dtype)) & improved & (found.iterations < limit)
+
+    def iterate(state):
+        found, _ = state
+        weights, gain = _newton_step(probs, found)
+        improved = gain > 0
+        weights = jnp.where(improved, weights, found.weights)
+        return _evaluate(probs, weights, found.iterations + 1), improved
+
+    return lax.while_loop(unfinished, iterate, (start, jnp.array(True)))[0]
+
+
+def _newton_step(
+    probs: Float[Array, "N n"], found: Optimum
+) -> tuple[Float[Array, " N"], Float[Array, ""]]:
+    """Return better weights, and how much better than the last ones they are."""
+    rows = probs / found.mixture
+    curvature = matmul(rows, rows.T) / probs.shape[1]
+    target = _maximise_model(curvature, found.gradient - 1, found.weights)
+    weights, gain = _line_search(rows, found.weights, target)
+    return weights / jnp.sum(weights), gain
 
 
 def _line_search(

@@ -13,7 +13,6 @@ from bqnes_jax.selection.base import (
     FLOOR,
     Candidates,
     Choice,
-    countable_points,
     floored,
     mean_loss,
     prepared,
@@ -71,13 +70,12 @@ def fit(
 ) -> tuple[Stacking, Float[Array, " n"]]:
     """Return the stacking of the usable candidates and the logarithm of their mixture, ≥ FLOOR."""
     empty = ~jnp.any(usable)
-    log_probs = floored(log_probs, usable)
-    top = jnp.max(log_probs, axis=0)
+    log_probs, top = floored(log_probs, usable), _highest(log_probs, usable)
     # Relative to the best at each point nothing that matters underflows, whatever the range. At a
     # point that all give probability 0 the ratios are constant: it does not move the optimum.
     found = best_mixture(jnp.exp(log_probs - top), usable | empty)
     log_mixture = jnp.maximum(top + jnp.log(found.mixture), FLOOR)
-    countable = countable_points(log_probs)
+    countable = top > FLOOR
     gap = found.gap * len(top) / jnp.maximum(jnp.sum(countable), 1)
     status = (
         flag(empty, Status.EMPTY)
@@ -87,6 +85,17 @@ def fit(
     weights = jnp.where(empty, 0, found.weights)
     loss = mean_loss(log_mixture, countable)
     return Stacking(weights, gap, loss, status, found.iterations), log_mixture
+
+
+def _highest(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float[Array, " n"]:
+    """Return the largest log-probability of each point, in one pass: no copy of all is made."""
+
+    def step(top, candidate):
+        row, counts = candidate
+        return jnp.maximum(top, floored(row[None], counts[None])[0]), None
+
+    start = jnp.full(log_probs.shape[1], FLOOR, log_probs.dtype)
+    return lax.scan(step, start, (log_probs, usable))[0]
 
 
 def stack(candidates: Candidates, size: int) -> Choice:
