@@ -14,14 +14,15 @@ from time import perf_counter
 
 import jax
 import numpy as np
+import peers
 import tyro
-from shared import RESULTS, console, show, write
+from shared import RESULTS, console, show, timed, write
 
 from bqnes_jax.data import NO_AUGMENTATION, Split, load, split
+from bqnes_jax.devices import make_mesh
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
-from bqnes_jax.spaces.nats import EDGES
-from bqnes_jax.training import TrainConfig, chunk_size, train_population
+from bqnes_jax.training import TrainConfig, choose_chunk, train_population
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def ours(options: Options, archs, data: Split, layout: str = "auto") -> dict:
     return {
         "seconds": running,
         "compiling": with_compilation - running,
-        "chunk": chunk_size(config, data, len(archs) * options.seeds),
+        "chunk": choose_chunk(config, data, make_mesh(), len(archs) * options.seeds).each,
         "accuracy": float(right.mean()),
         "failed": int(first.trained.failed.sum()),
     }
@@ -87,75 +88,13 @@ def theirs(options: Options, archs, data: Split) -> dict | None:
     """Train one after another in PyTorch; the time includes no evaluation."""
     try:
         import torch
-        from torch import nn
     except ImportError:
         return None
-
-    def conv(inputs, outputs, size, stride=1):
-        return nn.Sequential(
-            nn.ReLU(),
-            nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-
-    def operation(which, c):
-        pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-        return (None, nn.Identity(), conv(c, c, 1), conv(c, c, 3), pool)[which]
-
-    class Cell(nn.Module):
-        def __init__(self, arch, c):
-            super().__init__()
-            self.layers = nn.ModuleList(operation(int(which), c) for which in arch)
-
-        def forward(self, x):
-            nodes = [x, None, None, None]
-            for (source, target), layer in zip(EDGES, self.layers, strict=True):
-                if layer is not None and nodes[source] is not None:
-                    out = layer(nodes[source])
-                    nodes[target] = out if nodes[target] is None else nodes[target] + out
-            return torch.zeros_like(x) if nodes[3] is None else nodes[3]
-
-    class Reduction(nn.Module):
-        def __init__(self, c):
-            super().__init__()
-            self.convs = nn.Sequential(conv(c, 2 * c, 3, 2), conv(2 * c, 2 * c, 3))
-            self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(c, 2 * c, 1, bias=False))
-
-        def forward(self, x):
-            return self.convs(x) + self.shortcut(x)
-
-    def network(arch):
-        c = options.channels
-        layers = [nn.Conv2d(1, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)]
-        for stage in range(3):
-            layers += [Reduction(c * 2 ** (stage - 1))] if stage else []
-            layers += [Cell(arch, c * 2**stage) for _ in range(options.cells)]
-        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * c, 10)]
-        return nn.Sequential(*layers, nn.BatchNorm2d(4 * c), nn.ReLU(), *head)
-
-    images = torch.tensor(data.train.images).permute(0, 3, 1, 2).float()
-    images = (images - images.mean()) / images.std()
-    labels = torch.tensor(data.train.labels).long()
-    seconds = 0.0
-    for arch in np.repeat(archs, options.seeds, axis=0):
-        model = network(arch)
-        optimiser = torch.optim.SGD(
-            model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
-        )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, options.steps)
-        loss_of, order = nn.CrossEntropyLoss(), torch.randperm(len(images))
-        per_epoch = len(images) // options.batch
-        start = perf_counter()
-        for step in range(options.steps):
-            place = step % per_epoch
-            order = order if place else torch.randperm(len(images))
-            batch = order[place * options.batch : (place + 1) * options.batch]
-            optimiser.zero_grad()
-            loss_of(model(images[batch]), labels[batch]).backward()
-            optimiser.step()
-            schedule.step()
-        seconds += perf_counter() - start
-    return {"seconds": seconds, "version": torch.__version__}
+    members = np.repeat(archs, options.seeds, axis=0)
+    train = peers.torch_training(
+        members, data, options.steps, options.batch, options.channels, options.cells
+    )
+    return {"seconds": timed(train)[1], "version": torch.__version__}
 
 
 def compare_layouts(options: Options, archs, data: Split) -> dict:

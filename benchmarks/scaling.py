@@ -1,0 +1,213 @@
+"""How the cost of each stage grows, and what that says about far larger problems.
+
+Every stage of a search is timed at four sizes of what it may depend on (candidates, validation
+points, classes, the space), compiled and warm; an exponent is fitted to the times and carried on
+to 10⁴ candidates, 10⁶ validation points and a space of 10¹⁵. Training is not among the stages: its
+cost is that of one network times their number, divided by the devices.
+
+    python benchmarks/scaling.py
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from shared import RESULTS, console, one_sentence, show, timed, write
+from timing import description, exponent
+
+from bqnes_jax.candidates import Outcome, SearchConfig, make, record
+from bqnes_jax.ensemble import ensemble_log_probabilities
+from bqnes_jax.selection import select
+from bqnes_jax.spaces import NATS, SlimmableSpace, Space, Subset
+from bqnes_jax.store import Entry, Manifest, Store
+
+_SMALL = 0.05  # seconds; what takes less is repeated more often
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time the stages."""
+
+    repeats: int = 5
+    """Calls of which the median is taken."""
+    shrink: int = 1
+    """Divide all sizes, to try it out."""
+    out: Path = RESULTS / "scaling.json"
+    """Where to write the results."""
+
+
+class Stage(NamedTuple):
+    """What is timed, and how far it is carried on.
+
+    Attributes:
+        name: of the stage.
+        grows: what the sizes are of.
+        sizes: four of them.
+        prepare: from a size to a function without arguments.
+        target: a size that is predicted.
+    """
+
+    name: str
+    grows: str
+    sizes: tuple[int, ...]
+    prepare: Callable[[int], Callable[[], Any]]
+    target: int
+
+
+def log_probs_of(candidates: int, points: int) -> np.ndarray:
+    """Draw log-probabilities of the true class, better for some candidates than for others."""
+    random = np.random.default_rng(0)
+    skill = random.normal(0, 0.3, (candidates, 1))
+    return -np.logaddexp(0, -(1.5 + skill + random.normal(size=(candidates, points)))).astype("f4")
+
+
+def step(space: Space, candidates: int) -> Callable[[], Any]:
+    """Fit the surrogate to candidates, score the space, ask for one more."""
+    config = SearchConfig(initial=candidates, budget=candidates)
+    strategy = make("us", space, config=config)
+    state, info = strategy.init(jax.random.key(0))
+    log_likelihoods = log_probs_of(candidates, 500).sum(axis=1)
+    state = record(state, Outcome(info.archs, jnp.asarray(log_likelihoods), None))
+    choose = jax.jit(strategy.choose)
+    return lambda: choose(jax.random.key(1), state)
+
+
+def slimmable(coordinates: int) -> SlimmableSpace:
+    """Return a space of that many coordinates; its size grows with their power."""
+    return SlimmableSpace(blocks=coordinates // 3, layers=3)
+
+
+def selection(method: str, candidates: int, points: int) -> Callable[[], Any]:
+    log_probs = jnp.asarray(log_probs_of(candidates, points))
+    features = np.random.default_rng(1).normal(size=(candidates, 30))
+    gram = jnp.asarray(np.exp(-0.02 * np.sum((features[:, None] - features) ** 2, -1)))
+    usable = jnp.ones(candidates, bool)
+    chosen = jax.jit(lambda log_probs: select(method, log_probs, 10, gram, usable))
+    return lambda: chosen(log_probs)
+
+
+def prediction(points: int, classes: int, members: int = 10) -> Callable[[], Any]:
+    logits = jax.random.normal(jax.random.key(0), (members, points, classes))
+    said, weights = jax.nn.log_softmax(logits), jnp.full(members, 1 / members)
+    average = jax.jit(ensemble_log_probabilities)
+    return lambda: average(weights, said)
+
+
+def reading(points: int, classes: int, networks: int = 10) -> Callable[[], Any]:
+    folder = tempfile.TemporaryDirectory()
+    store = Store.open(folder.name, Manifest("nats", "toy", {}, points, 1, classes))
+    said = np.full((points, classes), -np.log(classes), np.float32)
+    names = [str(i) for i in range(networks)]
+    store.put(Entry(name, 0, "ok", said, said[:1]) for name in names)
+
+    def read():
+        assert folder.name  # is removed with this function
+        return store.load(names, 0).valid_log_probs
+
+    return read
+
+
+CANDIDATES, POINTS, CLASSES = (100, 200, 400, 800), (1000, 4000, 16_000, 64_000), (10, 30, 100, 300)
+MANY, FAR = 10**4, 10**6
+
+STAGES = (
+    Stage("a step of the search", "candidates", CANDIDATES, lambda n: step(NATS, n), MANY),
+    Stage(
+        "a step, the space listed",
+        "architectures",
+        (1000, 2500, 6000, 15_000),
+        lambda n: step(Subset(NATS, tuple(range(n))), 50),
+        10**6,
+    ),
+    Stage(
+        "a step, a pool of the space",
+        "coordinates",
+        (6, 9, 12, 21),
+        lambda d: step(slimmable(d), 50),
+        21,
+    ),
+    *(
+        Stage(
+            f"selection: {method}",
+            "candidates",
+            CANDIDATES,
+            lambda n, m=method: selection(m, n, 1000),
+            MANY,
+        )
+        for method in ("restack", "recombine", "beam")
+    ),
+    *(
+        Stage(
+            f"selection: {method}",
+            "validation points",
+            POINTS,
+            lambda n, m=method: selection(m, 50, n),
+            FAR,
+        )
+        for method in ("restack", "recombine", "beam")
+    ),
+    Stage("prediction, M = 10", "points", POINTS, lambda n: prediction(n, 10), FAR),
+    Stage("prediction, M = 10", "classes", CLASSES, lambda n: prediction(4000, n), 1000),
+    Stage("reading 10 networks", "points", POINTS, lambda n: reading(n, 10), FAR),
+    Stage("reading 10 networks", "classes", CLASSES, lambda n: reading(4000, n), 1000),
+)
+
+
+def seconds_of(run: Callable[[], Any], repeats: int) -> float:
+    """Return the median of warm calls."""
+    timed(run)
+    took = [timed(run)[1] for _ in range(repeats)]
+    if np.median(took) < _SMALL:
+        took += [timed(run)[1] for _ in range(4 * repeats)]
+    return float(np.median(took))
+
+
+def measure(stage: Stage, options: Options) -> dict:
+    sizes = [max(4, size // options.shrink) for size in stage.sizes]
+    seconds = [seconds_of(stage.prepare(size), options.repeats) for size in sizes]
+    grows = exponent(sizes[-3:], seconds[-3:])  # the smallest is mostly overhead
+    target = stage.target
+    return {
+        "stage": stage.name,
+        "grows": stage.grows,
+        "sizes": sizes,
+        "seconds": seconds,
+        "exponent": grows,
+        "target": target,
+        "predicted": seconds[-1] * (target / sizes[-1]) ** max(grows, 0),
+    }
+
+
+def as_seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def line(result: dict) -> list[str]:
+    ends = ((result["sizes"][i], result["seconds"][i]) for i in (0, -1))
+    return [
+        result["stage"],
+        result["grows"],
+        *(f"{size:,}: {as_seconds(seconds)}" for size, seconds in ends),
+        f"{result['exponent']:.2f}",
+        f"{result['target']:,}: {as_seconds(result['predicted'])}",
+    ]
+
+
+def main(options: Options) -> None:
+    results = []
+    for stage in STAGES:
+        results.append(measure(stage, options))
+        console.print("  ".join(line(results[-1])), style="dim")
+    columns = ["stage", "by", "smallest", "largest", "exponent", "carried on"]
+    show("cost of each stage", columns, [line(result) for result in results], names=2)
+    write(options.out, {"machine": description(), "stages": results})
+
+
+if __name__ == "__main__":
+    one_sentence(main, tyro.cli(Options, description=__doc__))
