@@ -14,9 +14,12 @@ from rich.table import Table as RichTable
 from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.cli.shell import interruptible
+from bqnes_jax.devices import use_all_cores
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_whole
 from bqnes_jax.spaces import NATS
+
+use_all_cores()
 
 RESULTS = Path(__file__).parent / "results"
 REPORTED = (10, 25, 50, 100, 150)
