@@ -3,8 +3,8 @@
 ℓ⁰(v) = hash(label of v);  ℓᵗ⁺¹(v) = hash(ℓᵗ(v), multiset of ℓᵗ over the out-neighbours of v).
 The features of a graph are the histograms of its labels of every iteration t = 0 … h, side by side.
 
-Graphs have few nodes and histograms few entries that are not 0, so that a row of the Gram matrix is
-the sum of a few rows of ψᵀ: those of the labels of its nodes.
+Graphs have few nodes, and a node has one label in each iteration: a row of the Gram matrix is the
+sum of a few rows, one for each node, of what the other graphs have in common with such a node.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from bqnes_jax.errors import BQNESError, as_float, check_positive, check_shape, 
 from bqnes_jax.kernels.base import matmul
 from bqnes_jax.spaces.base import GraphSpace, as_architectures, enumerate_space
 
-_ROWS = 512  # of a Gram matrix worked out at a time
+_ROWS = 128  # of a Gram matrix worked out at a time: in a loop XLA fuses, at once it does not
 
 
 @functools.partial(
@@ -80,8 +80,7 @@ class WL:
 
     def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
         """Evaluate the kernel between all pairs."""
-        archs = as_architectures(self.space, archs)
-        return _cross(self, archs, archs)
+        return _gram(self, as_architectures(self.space, archs))
 
     def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
         """Evaluate the kernel between each of one set and each of another."""
@@ -217,7 +216,7 @@ def _features(kernel: WL, archs: Int[Array, "n length"]) -> Float[Array, "n d"]:
     if kernel.layer_weights is not None:
         weights = jnp.asarray(kernel.layer_weights)[encoding.layer_of_column]
         histograms = histograms * jnp.append(weights, 1)
-    return histograms * _inverse_lengths(histograms)[:, None]
+    return histograms / jnp.sqrt(jnp.sum(histograms**2, axis=1, keepdims=True))
 
 
 @jax.jit
@@ -229,13 +228,29 @@ def _cross(
     # A matrix product is the faster one for few columns, and the one to differentiate.
     if kernel.layer_weights is not None or 2 * words.shape[1] > len(encoding.layer_of_column):
         return matmul(_features(kernel, archs), _features(kernel, others).T)
-    own, theirs = (_histograms(encoding, some) for some in (words, encoding.spell(others)))
-    of_words = (
-        jnp.pad(theirs.T, ((0, 1), (0, 0)))
-        if encoding.meanings is None
-        else matmul(jnp.asarray(encoding.meanings, theirs.dtype), theirs.T)
+    (_, own_scales), (theirs, scales) = (
+        _overlaps(encoding, some) for some in (words, encoding.spell(others))
     )
-    return _add_rows(of_words, words, _inverse_lengths(own), _inverse_lengths(theirs))
+    return _add_rows(theirs.T, words, own_scales, scales)
+
+
+@jax.jit
+def _gram(kernel: WL, archs: Int[Array, "n length"]) -> Float[Array, "n n"]:
+    return _cross(kernel, archs, archs)
+
+
+def _overlaps(
+    encoding: Encoding, words: Int[Array, "n k"]
+) -> tuple[Float[Array, "n w"], Float[Array, " n"]]:
+    """Return ⟨φ, φ of a word⟩ for every graph and every word there is, and 1/‖φ‖."""
+    if encoding.meanings is None:
+        overlaps = jnp.pad(_histograms(encoding, words), ((0, 0), (0, 1)))
+    else:
+        meanings = encoding.meanings.astype(float)
+        table = jnp.asarray(meanings @ meanings.T, float)
+        overlaps = _add_rows(table, words, jnp.ones(len(words)), jnp.ones(len(table)))
+    squares = jnp.sum(jnp.take_along_axis(overlaps, words, axis=1), axis=1)
+    return overlaps, 1 / jnp.sqrt(squares)
 
 
 def _histograms(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, "n d"]:
@@ -244,10 +259,6 @@ def _histograms(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, "n
         return _add_rows(table, words, jnp.ones(len(words)), jnp.ones(table.shape[1]))
     nothing = jnp.zeros((len(words), len(encoding.layer_of_column) + 1))
     return nothing.at[jnp.arange(len(words))[:, None], words].add(1, mode="drop")
-
-
-def _inverse_lengths(histograms: Float[Array, "n d"]) -> Float[Array, " n"]:
-    return 1 / jnp.sqrt(jnp.sum(histograms**2, axis=1))
 
 
 def _add_rows(
