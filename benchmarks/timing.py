@@ -166,6 +166,7 @@ def description() -> dict:
         "python": platform.python_version(),
         "versions": {name: version for name, version in versions.items() if version},
         "threads": f"XLA {CORES}; BLAS, LAPACK and OpenMP 1 or {CORES}, the faster of them",
+        "memory": os.environ.get("GLIBC_TUNABLES", "as usual"),
     }
 
 
