@@ -1,6 +1,7 @@
 """What the paper claims, table by table, in its text or by the means in its tables.
 
-Where it calls something best, the claim is put against the runner-up in its own table. `about` says
+Where it calls something best, the claim is put against one rival, mostly the runner-up in its own
+table. `about` says
 which of its data sets a claim is about: some are the opposite of each other.
 """
 

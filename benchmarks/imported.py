@@ -23,7 +23,7 @@ _FILE = "nats-{}.npz"
 _AT_ONCE = 64  # all predictions for all classes would fill the memory
 
 
-def describe_store(name: str, folder: Path, seed: int) -> dict:
+def describe_store(name: str, folder: Path, seed: int, split_file: Path | None) -> dict:
     """Say what results depend on: which networks, and of which images."""
     check_choice("training-seed", seed, SEEDS)
     if not has_store(name, folder):
@@ -40,14 +40,15 @@ def describe_store(name: str, folder: Path, seed: int) -> dict:
         "architectures": ok,
         "failed": sum(entry.seed == seed for entry in stored) - ok,
         "images": store.manifest.config.get("images"),
+        "own split": split_file is None,
     }
 
 
-def describe_losses(name: str, folder: Path, seed: int) -> dict:
+def describe_losses(name: str, folder: Path, seed: int, split_file: Path | None) -> dict:
     """Say what results depend on where losses are enough: those of a store, if there is one."""
     path = _table(name, folder)
     if has_store(name, folder):
-        return describe_store(name, folder, seed)
+        return describe_store(name, folder, seed, split_file)
     if path is None:
         raise BQNESError(
             f"there is no store {folder / name}, and no table {folder / _FILE.format(name)}; make "
@@ -110,6 +111,8 @@ def what_is_left_out(content: dict) -> list[str]:
     parts = [f"{absent:,} architectures have no training with seed {seed} here"] if absent else []
     if content["failed"]:
         parts.append(f"{content['failed']:,} are left out for other losses than published")
+    if content.get("own split"):
+        parts.append("images are split into validation and test here, not as the benchmark did")
     return [*parts, f"one training of each architecture, with seed {seed}"]
 
 

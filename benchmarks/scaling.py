@@ -8,6 +8,7 @@ cost is that of one network times their number, divided by the devices.
     python benchmarks/scaling.py
 """
 
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from shared import RESULTS, console, one_sentence, show, timed, write
-from timing import description, exponent
+from timing import as_seconds, description, exponent
 
 from bqnes_jax.candidates import Outcome, SearchConfig, make, record
 from bqnes_jax.ensemble import ensemble_log_probabilities
@@ -78,9 +79,12 @@ def step(space: Space, candidates: int) -> Callable[[], Any]:
     return lambda: choose(jax.random.key(1), state)
 
 
-def slimmable(coordinates: int) -> SlimmableSpace:
-    """Return a space of that many coordinates; its size grows with their power."""
-    return SlimmableSpace(blocks=coordinates // 3, layers=3)
+_BLOCK = SlimmableSpace(blocks=1, layers=3).count
+
+
+def unlisted(size: int) -> SlimmableSpace:
+    """Return a space of about that many architectures, which is not listed."""
+    return SlimmableSpace(blocks=max(1, round(math.log(size, _BLOCK))), layers=3)
 
 
 def selection(method: str, candidates: int, points: int) -> Callable[[], Any]:
@@ -127,10 +131,10 @@ STAGES = (
     ),
     Stage(
         "a step, a pool of the space",
-        "coordinates",
-        (6, 9, 12, 21),
-        lambda d: step(slimmable(d), 50),
-        21,
+        "architectures",
+        tuple(_BLOCK**blocks for blocks in (2, 4, 6, 8)),
+        lambda n: step(unlisted(n), 50),
+        10**15,
     ),
     *(
         Stage(
@@ -184,8 +188,8 @@ def measure(stage: Stage, options: Options) -> dict:
     }
 
 
-def as_seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+def as_count(number: int) -> str:
+    return f"{number:,}" if number < 10**7 else f"{number:.0e}"
 
 
 def line(result: dict) -> list[str]:
@@ -193,9 +197,9 @@ def line(result: dict) -> list[str]:
     return [
         result["stage"],
         result["grows"],
-        *(f"{size:,}: {as_seconds(seconds)}" for size, seconds in ends),
+        *(f"{as_count(size)}: {as_seconds(seconds)}" for size, seconds in ends),
         f"{result['exponent']:.2f}",
-        f"{result['target']:,}: {as_seconds(result['predicted'])}",
+        f"{as_count(result['target'])}: {as_seconds(result['predicted'])}",
     ]
 
 

@@ -22,7 +22,7 @@ import tyro
 from against_paper import as_markdown
 from jobs import JOBS, Case, Job, Size, Way
 from shared import RESULTS, console, show, write
-from timing import Machine, description, exponent, measure, measure_machine
+from timing import Machine, as_seconds, description, exponent, measure, measure_machine
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 COLUMNS = ["", "n", "by", "for one", "compiling", "threads", "peak", "× bound", "answer"]
@@ -119,11 +119,6 @@ def measure_growth(job: Job, sizes: str, repeats: int) -> dict:
         for name, values in seconds.items()
     }
     return {"sizes": steps, "seconds": seconds, "exponents": fitted}
-
-
-def as_seconds(seconds: float) -> str:
-    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-    return f"{seconds * factor:.3g} {unit}"
 
 
 def as_size(size: Size) -> str:

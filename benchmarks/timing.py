@@ -82,6 +82,11 @@ def exponent(sizes: list[float], seconds: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
+def as_seconds(seconds: float) -> str:
+    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3g} {unit}"
+
+
 @contextlib.contextmanager
 def limited(threads: int) -> Iterator[None]:
     """Limit the threads of BLAS, LAPACK, OpenMP and PyTorch; XLA always uses all cores."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,11 @@ def locked(path: Path, what: str) -> Iterator[None]:
             raise BQNESError(
                 f"{what} is at work in another process; wait for it, or choose another directory."
             ) from None
+        except OSError as error:  # some network disks have no locks
+            warnings.warn(
+                f"{what} cannot be locked ({error.strerror}); let no other process use it.",
+                stacklevel=3,
+            )
         yield
 
 

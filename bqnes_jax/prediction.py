@@ -103,7 +103,7 @@ def as_images(
     given = images.shape
     larger = images.ndim == 4 and size is not None and min(given[1:3]) > size
     same = images.ndim == 4 and given[1:] == (height, width, channels)
-    if not len(images) or not (same or (larger and given[3] == channels)):
+    if not images.size or not (same or (larger and given[3] == channels)):
         raise BQNESError(
             f"images have shape {given}; it must be (n, {height}, {width}, {channels})."
         )

@@ -20,7 +20,7 @@ from bqnes_jax.devices import (
     chunk_of,
     in_chunks,
     is_first,
-    make_mesh,
+    mesh_for,
     place,
     spread,
 )
@@ -170,7 +170,7 @@ def slice_trainer(
 ) -> Trainer:
     """Evaluate slices of a trained supernet; what is kept of each is its batch-norm statistics."""
     space, evaluate = config.network.space, make_supernet(config).evaluate
-    mesh = make_mesh() if mesh is None else mesh
+    mesh = mesh_for(asked, mesh)
     one = jnp.asarray(space.largest)[None]
     statistics = jax.eval_shape(evaluate, params, one, data).batch_stats
     manifest = manifest_of(space.name, dataset, data, config, dtype, statistics.shape[1])

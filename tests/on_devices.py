@@ -5,9 +5,11 @@ python -m tests.on_devices OUT 0 ADDRESS  # the first of two processes
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
@@ -15,9 +17,9 @@ from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.data import NO_AUGMENTATION
-from bqnes_jax.devices import is_first, make_mesh
+from bqnes_jax.devices import Chunk, in_chunks, is_first, make_mesh, mesh_for, spread
 from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
-from bqnes_jax.prediction import predict_cells
+from bqnes_jax.prediction import predict_cells, predict_slices_of
 from bqnes_jax.spaces import NATS, SlimmableSpace
 from bqnes_jax.trainers import slice_trainer
 from bqnes_jax.training import SupernetConfig, TrainConfig, make_supernet, train_population
@@ -63,7 +65,10 @@ def slices(mesh) -> dict:
     archs = np.asarray(trainer.space.sample(jax.random.key(2), 3))
     entries = [entry for some in trainer.train(archs, 0) for entry in some]
     assert ravel_pytree(params)[0].size == trainer.shared.size
-    return {"slices": np.stack([entry.valid_log_probs for entry in entries])}
+    statistics = np.stack([entry.weights for entry in entries])
+    moments, images = np.array([[0.4], [0.3]], np.float32), np.asarray(data.test.images)
+    said = predict_slices_of(SUPERNET, trainer.shared, statistics, archs, images, moments, mesh)
+    return {"slices": np.stack([e.valid_log_probs for e in entries]), "of slices": said}
 
 
 def repeats(mesh) -> dict:
@@ -74,14 +79,28 @@ def repeats(mesh) -> dict:
     return {f"repeats of {row.algorithm}": row.log_likelihood for row in rows}
 
 
+def halved(mesh) -> dict:
+    """Let the second of two hosts run out of memory with more than one member at once."""
+
+    def hungry(x):
+        size = 2**42 if len(x) > 1 and not is_first() else 4
+        return x + 0 * jnp.sort(jax.random.uniform(jax.random.key(0), (size,)))[0]
+
+    chunk = Chunk(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = list(in_chunks(spread(hungry, mesh), mesh, chunk, (np.arange(9.0),)))
+    return {"halved": np.concatenate(results), "chunk": np.array(chunk.each)}
+
+
 def main(out: str, process: str | None = None, address: str | None = None) -> None:
     """Write the results of all devices, and of one."""
     if process is not None:
         jax.distributed.initialize(address, 2, int(process))
     many = make_mesh()
     one = make_mesh(jax.local_devices()[:1])
-    kinds = (population, slices, repeats) if process is None else (population,)
-    content = {"devices": np.array(many.size)}
+    kinds = (population, slices, repeats) if process is None else (population, halved)
+    content = {"devices": np.array(many.size), "for three": np.array(mesh_for(3).size)}
     for measure in kinds:
         for name, mesh in (("many", many), ("one", one)):
             if process is None or mesh is many:

@@ -21,8 +21,10 @@ from bqnes_jax.devices import (
     device_memory,
     in_chunks,
     make_mesh,
+    mesh_for,
     own_part,
     spread,
+    use_all_cores,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run
@@ -59,8 +61,9 @@ def test_eight_devices_give_what_one_gives(tmp_path):
     finish(start("-m", "tests.on_devices", str(tmp_path / "out.npz"), devices=8))
     with np.load(tmp_path / "out.npz") as results:
         assert results["devices"] == 8
+        assert results["for three"] == 3
         names = [name.removeprefix("one/") for name in results if name.startswith("one/")]
-        assert len(names) == 6
+        assert len(names) == 7
         for name in names:
             one, many = results[f"one/{name}"], results[f"many/{name}"]
             assert np.isfinite(one).all()
@@ -72,9 +75,12 @@ def test_two_processes_give_what_one_gives(tmp_path):
     finish(*(start("-m", "tests.on_devices", out, str(i), address, devices=2) for i in (0, 1)))
     here = on_devices.population(make_mesh(jax.devices()[:1]))
     with np.load(out) as results:
-        assert results["devices"] == 4
+        assert results["devices"] == results["for three"] == 4  # no host is left out
         for name, values in here.items():
             np.testing.assert_allclose(results[f"many/{name}"], values, rtol=2e-4, atol=2e-4)
+        # One host ran out of memory, both went on with half as many.
+        assert results["many/chunk"] == 1
+        np.testing.assert_array_equal(results["many/halved"], np.arange(9.0))
 
 
 def test_two_hosts_do_one_run(tmp_path):
@@ -94,6 +100,26 @@ def test_two_hosts_do_one_run(tmp_path):
     assert together.saved_ensemble().texts == alone.saved_ensemble().texts
 
 
+@pytest.mark.parametrize("told", [None, "3"])
+def test_each_core_is_a_device_unless_said_otherwise(told):
+    code = "from bqnes_jax.cli.shell import prepare_jax; prepare_jax(); import jax; "
+    code += "print(jax.device_count())"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_NUM_CPU_DEVICES": told} if told else {}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert int(said.split()[-1]) == int(told or min(cores, 8))
+
+
+def test_devices_stay_as_they_are_while_jax_is_at_work():
+    before = jax.device_count()
+    use_all_cores()
+    assert jax.device_count() == before
+    assert jax.config.jax_num_cpu_devices < 0
+
+
 def test_shares_are_filled_up_and_results_whole():
     mesh = make_mesh(jax.devices()[:1])
     add = spread(lambda x, y, shift: {"sum": x + y + shift}, mesh, split=2)
@@ -104,6 +130,7 @@ def test_shares_are_filled_up_and_results_whole():
     np.testing.assert_array_equal(np.concatenate([c["sum"] for c in chunks]), 2 * numbers + 1)
     assert chunk_of(8, None, mesh) == chunk_of(8, 9, mesh) == Chunk(8)
     assert chunk_of(8, 3, mesh) == Chunk(3)
+    assert mesh_for(None, mesh) == mesh_for(1, mesh) == mesh
     assert device_memory() > 1e6
     assert own_part([1, 2, 3]) == [1, 2, 3]
     assert agree(numbers) is numbers

@@ -15,7 +15,6 @@ from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
 from bqnes_jax.cli.shell import console, stop
 from bqnes_jax.config import PRESETS, read_fields, updated
-from bqnes_jax.devices import use_all_cores
 from bqnes_jax.errors import BQNESError, check_choice
 
 _DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
@@ -29,7 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
-    use_all_cores()
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:

@@ -14,8 +14,8 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
     console,
     interruptible,
+    prepare_jax,
     progress_bar,
-    remember_programs,
     say,
     show_table,
 )
@@ -81,7 +81,7 @@ class CompareCommand:
                 "the data set, its images and the training are those of the table; to train "
                 "something else give --live, to read another table --table."
             )
-        remember_programs()
+        prepare_jax()
         name = f"compare-{self.task.space}-{Path(self.task.dataset).stem}"
         out = self.out or (Path("runs", name) if live else None)
         farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
@@ -117,7 +117,14 @@ class CompareCommand:
         total = self.seeds * sum(budget for _, budget in searches)
         dataset, data = load_data(self.task)
         with progress_bar("preparing") as progress:
-            trainer = make_trainer(self.task, dataset, data, out / "supernet", progress=progress)
+            trainer = make_trainer(
+                self.task,
+                dataset,
+                data,
+                out / "supernet",
+                progress=progress,
+                asked=self.seeds * self.search.batch,
+            )
         store = Store.open(out / "store", trainer.manifest)
 
         with progress_bar("training") as progress:
@@ -167,7 +174,7 @@ class TabulateCommand:
         check_choice("space of a table", self.task.space, (NATS.name,))
         if self.table is not None and self.table.suffix != ".npz":
             raise BQNESError(f"table is {self.table}; it must end in .npz.")
-        remember_programs()
+        prepare_jax()
         folder = self.store or Path("stores", Path(self.task.dataset).stem)
         numbers = tables.choose_different(self.count, self.best)
         dataset, data = load_data(self.task)

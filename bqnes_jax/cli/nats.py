@@ -11,8 +11,8 @@ from bqnes_jax import nats_bench
 from bqnes_jax.cli.shell import (
     console,
     interruptible,
+    prepare_jax,
     progress_bar,
-    remember_programs,
     say,
     show_table,
 )
@@ -21,6 +21,13 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
 from bqnes_jax.store import Store
+
+_WHERE = "https://github.com/D-X-Y/AutoDL-Projects"
+_SPLITS = {
+    "cifar10": "cifar-split.txt",
+    "cifar100": "cifar100-test-split.txt",
+    "imagenet16-120": "imagenet-16-120-test-split.txt",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +67,9 @@ class ImportCommand:
             raise BQNESError(f"table is {table}; it must end in .npz.")
         if self.store is None and (self.seed, self.split_file, self.directory) != (777, None, None):
             raise BQNESError("seed, split-file and directory are about predictions; give --store.")
-        farewell = f"Stopped. What was read is in {table}; the same command goes on from there."
+        farewell = (
+            "Stopped. What was read is kept, but for the last seconds; the same command goes on."
+        )
         with nats_bench.open_archive(self.archive) as archive:
             if self.store is not None:  # networks at work do not hear Ctrl-C
                 interruptible(lambda: self._import(archive, table), farewell)
@@ -93,14 +102,19 @@ class ImportCommand:
         if self.dataset == "cifar10" and self.split_file is None:
             raise BQNESError(
                 "cifar10 needs --split-file: half of the training images were trained on, and only "
-                "the benchmark's cifar-split.txt says which (configs/nas-benchmark in "
-                "https://github.com/D-X-Y/AutoDL-Projects)."
+                f"the benchmark's {_SPLITS[self.dataset]} says which (configs/nas-benchmark in "
+                f"{_WHERE})."
             )
-        remember_programs()
+        prepare_jax()
         images = DataConfig(
             directory=None if self.directory is None else str(self.directory),
             split_file=None if self.split_file is None else str(self.split_file),
         )
+        if self.split_file is None:
+            say(
+                "no --split-file: the test images are cut into halves here, and not as the "
+                f"benchmark's {_SPLITS[self.dataset]} says (configs/nas-benchmark in {_WHERE})"
+            )
         dataset, data = load_data(TaskConfig(dataset=self.dataset, data=images))
         task = nats_bench.make_task(dataset, data, NATSNetworkConfig(classes=dataset.classes))
         store = Store.open(self.store, nats_bench.store_manifest(task))

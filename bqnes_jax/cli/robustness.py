@@ -7,7 +7,7 @@ import numpy as np
 import tyro
 
 from bqnes_jax import robustness
-from bqnes_jax.cli.shell import interruptible, progress_bar, remember_programs, say, show_table
+from bqnes_jax.cli.shell import interruptible, prepare_jax, progress_bar, say, show_table
 from bqnes_jax.data import CORRUPTIONS
 from bqnes_jax.robustness import PAPER_SEVERITIES, Robustness
 from bqnes_jax.runs import Run
@@ -35,7 +35,7 @@ class RobustnessCommand:
 
     def __call__(self) -> None:
         """Do it."""
-        remember_programs()
+        prepare_jax()
         run = Run.load(self.run)
         farewell = f"Stopped. What was measured is in {self.run}; the same command goes on."
         interruptible(lambda: self._study(run), farewell)

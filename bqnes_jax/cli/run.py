@@ -13,8 +13,8 @@ from bqnes_jax.cli.shell import (
     console,
     interruptible,
     join_hosts,
+    prepare_jax,
     progress_bar,
-    remember_programs,
     say,
     show_table,
 )
@@ -73,7 +73,7 @@ class RunCommand:
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
         join_hosts(self.hosts, self.host, self.coordinator)
-        remember_programs()
+        prepare_jax()
         interruptible(
             lambda: self._run(config, out),
             f"Stopped. What was trained is in {out}; the same command goes on from there.",
@@ -113,7 +113,7 @@ class ReselectCommand:
 
     def __call__(self) -> None:
         """Do it."""
-        remember_programs()
+        prepare_jax()
         run = Run.load(self.run)
         ensemble = run.ensemble(self.size, self.method)
         single = run.ensemble(1, "top")
@@ -145,7 +145,7 @@ class PredictCommand:
         """Do it."""
         if self.out is not None and self.out.suffix not in (".npy", ".csv"):
             raise BQNESError(f"out is {self.out}; it must end in .npy or .csv.")
-        remember_programs()
+        prepare_jax()
         images = _read_images(self.input)
         probabilities = np.asarray(Run.load(self.run).saved_ensemble().predict(images))
         if self.out is None:
@@ -172,7 +172,7 @@ class ReportCommand:
         """Do it."""
         from bqnes_jax.report import write_report
 
-        remember_programs()
+        prepare_jax()
         say(str(write_report(Run.load(self.run))))
 
 

@@ -1,6 +1,7 @@
 """What the commands print with, and how they stop."""
 
 import contextlib
+import importlib.util
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from bqnes_jax.devices import is_first
+from bqnes_jax.devices import is_first, use_all_cores
 from bqnes_jax.errors import BQNESError, check_whole
 
 _PLAIN_WIDTH = 110  # where there is no terminal to ask
@@ -96,7 +97,7 @@ def join_hosts(count: int | None, index: int | None, coordinator: str | None) ->
     """Make this process one of several that do the same work together, if there are several.
 
     What is not given is what $JAX_NUM_PROCESSES, $JAX_PROCESS_ID and $JAX_COORDINATOR_ADDRESS say;
-    Slurm, Open MPI and TPU pods tell JAX themselves.
+    Slurm, Open MPI and TPU slices tell JAX themselves.
     """
     count = _number("JAX_NUM_PROCESSES") if count is None else count
     index = _number("JAX_PROCESS_ID") if index is None else index
@@ -107,6 +108,9 @@ def join_hosts(count: int | None, index: int | None, coordinator: str | None) ->
         return
     if not in_cluster:
         check_whole("hosts", count, 1)
+        if index is None and coordinator is None and _is_tpu():
+            jax.distributed.initialize()
+            return
         if index is None or coordinator is None:
             raise BQNESError(
                 f"hosts is {count}, but {'which this is' if coordinator else 'where they meet'} is "
@@ -131,6 +135,11 @@ def stop(code: int) -> int:
     return code
 
 
+def _is_tpu() -> bool:
+    """Tell whether JAX runs on a TPU, whose machines it asks who they are."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
     if text is not None and not text.isdigit():
@@ -138,11 +147,12 @@ def _number(variable: str) -> int | None:
     return None if text is None else int(text)
 
 
-def remember_programs() -> None:
-    """Keep compiled programs on disk, so that the next command starts sooner.
+def prepare_jax() -> None:
+    """Let JAX use every core, and keep compiled programs, so that the next command starts sooner.
 
     They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory.
     """
+    use_all_cores()
     if jax.config.jax_compilation_cache_dir is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "bqnes-jax"))

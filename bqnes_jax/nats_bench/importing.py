@@ -32,8 +32,11 @@ class Destination(NamedTuple):
     store: Store
     seed: int = SEEDS[0]
 
-    def lacks(self, text: str) -> bool:
-        """Tell whether the network of an architecture has yet to predict."""
+    def wants(self, results: Results, row: int, text: str) -> bool:
+        """Tell whether the network of an architecture, if there is one, has yet to predict."""
+        known, score = results.imported[row], results.valid_losses[row, SEEDS.index(self.seed)]
+        if known and np.isnan(score):  # it was not trained with this seed
+            return False
         return bool(self.store.missing([text], [self.seed]))
 
 
@@ -66,7 +69,7 @@ def import_archive(
     try:
         for number, text in enumerate(archive.archs[:count]):
             row = numbers_by_text()[text]
-            predict = predictions is not None and predictions.lacks(text)
+            predict = predictions is not None and predictions.wants(results, row, text)
             if predict or not results.imported[row]:
                 trainings = archive.read(number, dataset)
                 record(results, row, trainings)
