@@ -229,7 +229,8 @@ def scaled_down_surrogates(name: str, setting: dict) -> str:
         lacks.append(f"a search sees {budget} cells instead of {SearchConfig().budget}")
     if every < 25:
         lacks.append(f"tested on every {every}th cell of the ranking instead of every 25th")
-    lacks.append(f"tested on {-(-size // every)} cells, which are left out of the fit")
+    if size < NATS.size:
+        lacks.append(f"tested on {-(-size // every)} cells, which are left out of the fit")
     return "; ".join(lacks) + "."
 
 

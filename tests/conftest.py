@@ -13,6 +13,7 @@ _FLAGS = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_force_host_platform_device_count=1",  # whichever test comes first
 ]
 if jax.__version_info__ >= (0, 10):  # XLA refuses flags that it does not know
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # the older ones compile twice as fast

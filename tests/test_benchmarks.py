@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bqnes_jax import nats_bench, tables
+from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.data import Dataset, Images, fingerprint, split
 from bqnes_jax.errors import BQNESError
@@ -128,12 +129,14 @@ def as_reported(table, like):
 
 def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
     content = as_reported("table2", "CIFAR-100") | {"training seed": 777}
+    content["scaled down"] = paper.scaled_down_searches("cifar100", content)
     said = paper.report("cifar100", content, paper.Options("table2", data="nats"))
     assert "US beats RE" not in said and "RE beats US in accuracy, M = 10" in said
     assert "hold here: 6 of 6 about CIFAR-100 alone, 6 of 6 about CIFAR-100 and Im" in said
     assert "600 architectures have no training with seed 777 here; 25 are left out" in said
     assert "centre of the bin" in said and "evolution" not in said
     content = as_reported("table2", "CIFAR-100") | {"data": "live", "cells": 128}
+    content["scaled down"] = paper.scaled_down_searches("cifar10_subset", content)
     said = paper.report("cifar10_subset", content, paper.Options("table2"))
     assert "US beats RE in LL, M = 3 | ImageNet16-120 | does not hold" in said
     assert "64 cells instead of 150, so that evolution with its population of 50 makes 14" in said
@@ -143,8 +146,8 @@ def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
 def test_what_is_scaled_down_in_surrogates(paper):
     live = {"data": "live", "cells": 128}
     assert paper.scaled_down_surrogates("cifar10_subset", live).endswith(
-        "fitted to 64 cells instead of 150; tested on every 5th cell of the ranking instead of "
-        "every 25th."
+        "a search sees 64 cells instead of 150; tested on every 5th cell of the ranking instead of "
+        "every 25th; tested on 26 cells, which are left out of the fit."
     )
     whole = {"data": "nats", "architectures": 15_625, "failed": 0, "training seed": 888}
     said = paper.scaled_down_surrogates("cifar100", whole)
@@ -256,10 +259,12 @@ def test_published_networks_are_taken_from_a_store(paper, published_store, monke
     np.testing.assert_allclose(tabulated.table.log_probs, of_labels, rtol=2e-3)
     predicted = predict(tabulated.space.from_index(np.array([2])))
     np.testing.assert_allclose(predicted[0], np.exp(said[9504][1]), atol=2e-3)
-    setting = paper.setting_of_cells("cifar100", options)
+    where = options.archives, 777, None
+    setting = {"data": "nats"} | paper.imported.describe_store("cifar100", *where)
     assert paper.what_cells_lack("cifar100", setting)[1] == [
         "15,621 architectures have no training with seed 777 here",
         "1 are left out for other losses than published",
+        "images are split into validation and test here, not as the benchmark did",
         "one training of each architecture, with seed 777",
     ]
     with pytest.raises(BQNESError, match="3 cells are too few to search in; it takes 20"):
@@ -280,6 +285,7 @@ def test_results_belong_to_what_the_store_holds(paper, published_store, tmp_path
         measured.append(name)
         return {"results": {}}
 
+    monkeypatch.setattr(paper, "search_config", lambda size: SearchConfig())
     table = paper.TABLES["table4"]._replace(measure=measure)
     monkeypatch.setitem(paper.TABLES, "table4", table)
     options = paper.Options("table4", data="nats", archives=tmp_path, out=tmp_path / "out", seeds=2)

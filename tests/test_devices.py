@@ -113,7 +113,8 @@ def test_each_core_is_a_device_unless_said_otherwise(told):
     assert int(said.split()[-1]) == int(told or min(cores, 8))
 
 
-def test_devices_stay_as_they_are_while_jax_is_at_work():
+def test_devices_stay_as_they_are_while_jax_is_at_work(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
     before = jax.device_count()
     use_all_cores()
     assert jax.device_count() == before
