@@ -396,7 +396,8 @@ def report(name: str, content: dict, options: Options) -> str:
 LEGEND = (
     "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t at "
     f'95 % decides whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the '
-    "mean that it is compared with.\n"
+    "mean that it is compared with. Seeds are of the searches: that networks would come out "
+    "otherwise if they were trained again is in none of these errors.\n"
 )
 
 

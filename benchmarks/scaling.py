@@ -131,6 +131,13 @@ STAGES = (
     ),
     Stage(
         "a step, a pool of the space",
+        "candidates",
+        CANDIDATES,
+        lambda n: step(unlisted(_BLOCK**7), n),
+        MANY,
+    ),
+    Stage(
+        "a step, a pool of the space",
         "architectures",
         tuple(_BLOCK**blocks for blocks in (2, 4, 6, 8)),
         lambda n: step(unlisted(n), 50),
