@@ -183,26 +183,6 @@ def stride(size: int) -> int:
     return 25 if size >= 1000 else 5
 
 
-def setting_of_losses(name: str, options: Options) -> dict:
-    setting = {"seeds": options.seeds, "data": options.data}
-    if options.data == "live":
-        setting["cells"] = options.cells
-    else:
-        where = options.archives, options.training_seed, options.split_file
-        setting |= imported.describe_losses(name, *where)
-    return setting | {"scaled down": scaled_down_surrogates(name, setting)}
-
-
-def setting_of_cells(name: str, options: Options) -> dict:
-    setting = {"seeds": options.seeds, "data": options.data, "ece": PAPER_ECE}
-    if options.data == "live":
-        setting["cells"] = options.cells
-    else:
-        where = options.archives, options.training_seed, options.split_file
-        setting |= imported.describe_store(name, *where)
-    return setting | {"scaled down": scaled_down_searches(name, setting)}
-
-
 def what_cells_lack(name: str, setting: dict) -> tuple[int, list[str]]:
     """Return how many cells there are, and what is smaller about them than in the paper."""
     if setting["data"] == "nats":
@@ -245,6 +225,25 @@ def scaled_down_searches(name: str, setting: dict) -> str:
             f"and NES-BS is fitted to the best {config.budget}"
         )
     return "; ".join(lacks) + "."
+
+
+def make_setting(describe: Callable, scaled_down: Callable, **more: object):
+    """Return a function that says what results on cells depend on."""
+
+    def setting_of(name: str, options: Options) -> dict:
+        setting = {"seeds": options.seeds, "data": options.data, **more}
+        if options.data == "live":
+            setting["cells"] = options.cells
+        else:
+            where = options.archives, options.training_seed, options.split_file
+            setting |= describe(name, *where)
+        return setting | {"scaled down": scaled_down(name, setting)}
+
+    return setting_of
+
+
+setting_of_losses = make_setting(imported.describe_losses, scaled_down_surrogates)
+setting_of_cells = make_setting(imported.describe_store, scaled_down_searches, ece=PAPER_ECE)
 
 
 def measure_surrogates(name: str, options: Options) -> dict:

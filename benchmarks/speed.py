@@ -20,9 +20,10 @@ from typing import Literal
 import jax
 import tyro
 from against_paper import as_markdown
-from jobs import JOBS, Case, Job, Size, Way
+from jobs import JOBS
 from shared import RESULTS, console, show, write
 from timing import Machine, as_seconds, description, exponent, measure, measure_machine
+from ways import Case, Job, Size, Way
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 COLUMNS = ["", "n", "by", "for one", "compiling", "threads", "peak", "× bound", "answer"]

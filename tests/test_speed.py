@@ -31,18 +31,18 @@ def machine(module):
     return module("timing").Machine({"float32": 1e9, "float64": 1e9}, 1e9, 1e9)
 
 
-def toy_job(jobs):
+def toy_job(ways):
     def missing():
         raise ImportError
 
     def case(n):
-        return jobs.Case(
+        return ways.Case(
             [
-                jobs.ours("twice", lambda x: x + x, np.ones(n), check=check, ratio=1e-9),
-                jobs.ours("never", lambda x: x, np.ones(n), limit=0.0),
-                jobs.peer("NumPy", lambda: lambda: 2 * np.ones(n), check=check),
-                jobs.peer("wrong", lambda: lambda: np.ones(n), check=check),
-                jobs.peer("absent", missing),
+                ways.ours("twice", lambda x: x + x, np.ones(n), check=check, ratio=1e-9),
+                ways.ours("never", lambda x: x, np.ones(n), limit=0.0),
+                ways.peer("NumPy", lambda: lambda: 2 * np.ones(n), check=check),
+                ways.peer("wrong", lambda: lambda: np.ones(n), check=check),
+                ways.peer("absent", missing),
             ],
             flops=n,
             numbers=n,
@@ -51,12 +51,12 @@ def toy_job(jobs):
     def check(answer):
         return f"first {answer[0]:.0f}", bool(answer[0] == 2)
 
-    return jobs.Job("toy", "a toy", case, {"small": (8,)}, {"small": (1, 2, 4, 8)})
+    return ways.Job("toy", "a toy", case, {"small": (8,)}, {"small": (1, 2, 4, 8)})
 
 
 def test_a_report_has_a_line_for_each_way(module, machine, tmp_path, monkeypatch):
-    speed, jobs = module("speed"), module("jobs")
-    monkeypatch.setattr(speed, "JOBS", {"toy": toy_job(jobs)})
+    speed, ways = module("speed"), module("ways")
+    monkeypatch.setattr(speed, "JOBS", {"toy": toy_job(ways)})
     monkeypatch.setattr(speed, "measure_machine", lambda: machine)
     speed.main(speed.Options(("all",), repeats=2, sizes="small", out=tmp_path))
 
@@ -79,8 +79,8 @@ def test_a_report_has_a_line_for_each_way(module, machine, tmp_path, monkeypatch
 
 
 def test_some_jobs_do_not_replace_the_report_of_all(module, machine, tmp_path, monkeypatch):
-    speed, jobs = module("speed"), module("jobs")
-    monkeypatch.setattr(speed, "JOBS", {"toy": toy_job(jobs), "other": toy_job(jobs)})
+    speed, ways = module("speed"), module("ways")
+    monkeypatch.setattr(speed, "JOBS", {"toy": toy_job(ways), "other": toy_job(ways)})
     monkeypatch.setattr(speed, "measure_machine", lambda: machine)
     speed.main(speed.Options(("toy",), repeats=1, sizes="small", growth=False, out=tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"speed-toy.json", "speed-toy.md"}
