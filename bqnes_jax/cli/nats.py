@@ -110,12 +110,12 @@ class ImportCommand:
             directory=None if self.directory is None else str(self.directory),
             split_file=None if self.split_file is None else str(self.split_file),
         )
+        dataset, data = load_data(TaskConfig(dataset=self.dataset, data=images))
         if self.split_file is None:
             say(
                 "no --split-file: the test images are cut into halves here, and not as the "
                 f"benchmark's {_SPLITS[self.dataset]} says (configs/nas-benchmark in {_WHERE})"
             )
-        dataset, data = load_data(TaskConfig(dataset=self.dataset, data=images))
         task = nats_bench.make_task(dataset, data, NATSNetworkConfig(classes=dataset.classes))
         store = Store.open(self.store, nats_bench.store_manifest(task))
         return nats_bench.Destination(task, store, self.seed)
