@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -173,16 +174,20 @@ def interruptible(function: Callable[[], None], farewell: str) -> None:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    try:
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.2)
-    except KeyboardInterrupt:
+    def stop_now(*_: object) -> None:  # an exception could be lost in a callback of the collector
         out = console(stderr=True)
         out.show_cursor()
         out.print(f"\n{farewell}")
         sys.stdout.flush()
         os._exit(130)
+
+    thread = threading.Thread(target=work, daemon=True)
+    before = signal.signal(signal.SIGINT, stop_now)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if errors:
         raise errors[0]
