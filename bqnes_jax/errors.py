@@ -5,10 +5,12 @@ A check looks at shapes always and at values only when they are concrete: under 
 """
 
 from collections.abc import Collection, Iterable
+from typing import TypeGuard, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 
@@ -25,8 +27,7 @@ def check_choice(name: str, value: object, allowed: Collection[object]) -> None:
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
     """Refuse anything but a whole number from `low` to `high`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
+    if not _is_whole(value) or value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"from {low} to {high}"
         raise BQNESError(f"{name} is {value!r}; it must be a whole number, {limit}.")
 
@@ -52,8 +53,8 @@ def check_positive(name: str, value: ArrayLike) -> None:
 
 def check_bounds(name: str, bounds: object) -> None:
     """Refuse anything but a pair 0 < low < high."""
-    pair = isinstance(bounds, tuple) and len(bounds) == 2
-    if not pair or not 0 < bounds[0] < bounds[1] < float("inf"):
+    pair = bounds if isinstance(bounds, tuple) and len(bounds) == 2 else (0, 0)
+    if not 0 < pair[0] < pair[1] < float("inf"):
         raise BQNESError(f"{name} is {bounds!r}; it must be a pair (low, high), 0 < low < high.")
 
 
@@ -77,7 +78,7 @@ def check_finite(name: str, array: ArrayLike, where: ArrayLike | None = None) ->
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise BQNESError(
-            f"{name} holds {values[place]} at index {place if len(place) > 1 else place[0]} "
+            f"{name} holds {values[place]} at index {place[0] if len(place) == 1 else place} "
             f"({int(bad.sum())} such of {bad.size}); every value must be finite: "
             "mask failed evaluations out."
         )
@@ -107,6 +108,27 @@ def check_distribution(name: str, array: ArrayLike, where: ArrayLike | None = No
     )
 
 
+def check_labels(name: str, labels: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    """Refuse labels that are not classes of predictions of shape (points, classes); return them."""
+    points, classes = shape
+    values = concrete(labels)
+    labels = jnp.asarray(labels)
+    check_shape(name, labels, (points,))
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise BQNESError(f"{name} are {labels.dtype}; they must be integers from 0 to C - 1.")
+    if values is not None and (outside := (values < 0) | (values >= classes)).any():
+        place = int(np.flatnonzero(outside)[0])
+        raise BQNESError(
+            f"{name}[{place}] is {values[place]} ({int(outside.sum())} bad of {points}); "
+            f"with {classes} classes a label is from 0 to {classes - 1}."
+        )
+    return labels.astype(jnp.result_type(int))
+
+
+@overload
+def is_distribution(array: jax.Array) -> jax.Array: ...
+@overload
+def is_distribution(array: np.ndarray) -> np.ndarray | np.bool_: ...
 def is_distribution(array: np.ndarray | jax.Array) -> np.ndarray | np.bool_ | jax.Array:
     """Tell which vectors along the last axis are probability vectors; works on traced values."""
     total = array.sum(-1, dtype=jnp.promote_types(array.dtype, jnp.float32))
@@ -115,7 +137,7 @@ def is_distribution(array: np.ndarray | jax.Array) -> np.ndarray | np.bool_ | ja
 
 def concrete(array: ArrayLike) -> np.ndarray | None:
     """Return the values as NumPy, or None while they are traced."""
-    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    return None if isinstance(array, Tracer) else np.asarray(array)
 
 
 def as_float(array: ArrayLike) -> jax.Array:
@@ -124,6 +146,10 @@ def as_float(array: ArrayLike) -> jax.Array:
     return (
         array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
     )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _sum_tolerance(dtype: np.dtype) -> float:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import Outcome, SearchConfig, make
+from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
 from bqnes_jax.spaces import (
@@ -55,7 +55,9 @@ def rows(archs):
 
 
 @single
-@pytest.mark.parametrize("space", [SMALL, SlimmableSpace(1, 3, 2), SlimmableSpace(2, 2, 1)])
+@pytest.mark.parametrize(
+    "space", [SMALL, SlimmableSpace(1, 3, widths=2), SlimmableSpace(2, 2, widths=1)]
+)
 def test_count_and_canonical_forms(space):
     archs = everything(space)
     assert space.count == len(archs)
@@ -229,7 +231,7 @@ def test_strategies_search_it(name, key):
     def evaluate(archs):
         return Outcome(archs, 50.0 * SLIMMABLE.coordinates(archs).sum(1))
 
-    run = functools.partial(search, make(name, SLIMMABLE, config=config), config)
+    run = functools.partial(scan, make(name, SLIMMABLE, config=config), config)
     history, _ = jax.jit(run, static_argnums=1)(key, evaluate)
     assert history.count == 14 and len(set(rows(history.archs))) == 14
     assert SLIMMABLE.is_canonical(history.archs).all()

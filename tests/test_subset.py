@@ -1,13 +1,23 @@
 """A part of a space as a space of its own."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.kernels import WL
-from bqnes_jax.spaces import NATS, EnumerableSpace, Subset, enumerate_space
+from bqnes_jax.kernels import RBF, WL, make_kernel
+from bqnes_jax.spaces import (
+    NATS,
+    CoordinateSpace,
+    EnumerableSpace,
+    GraphSpace,
+    Product,
+    Subset,
+    enumerate_space,
+)
 
 NUMBERS = tuple(range(3, 15_625, 97))
 SOME = Subset(NATS, NUMBERS)
@@ -24,6 +34,51 @@ def test_it_is_a_space():
     np.testing.assert_array_equal(SOME.from_string(SOME.to_string(archs[5])), archs[5])
     np.testing.assert_allclose(WL(SOME).gram(archs[:9]), WL(NATS).gram(archs[:9]), atol=1e-6)
     np.testing.assert_array_equal(SOME.coordinates(archs[3]), NATS.coordinates(archs[3]))
+
+
+class Bare(type(NATS)):
+    """The cells, as a space of graphs only."""
+
+    coordinates = property()
+
+
+class Nothing(Bare):
+    """The cells, as neither graphs nor points."""
+
+    graph = property()
+
+
+def test_it_offers_the_views_of_the_whole_space():
+    product = Product(depth=(1, 2, 3), activation=("relu", "tanh"))
+    part = Subset(product, (0, 2, 5))
+    for space in (part, Subset(part, (1, 2))):
+        assert isinstance(space, CoordinateSpace) and not isinstance(space, GraphSpace)
+        assert isinstance(make_kernel(space), RBF)
+        archs = enumerate_space(space)
+        np.testing.assert_array_equal(space.coordinates(archs), product.coordinates(archs))
+    assert isinstance(SOME, CoordinateSpace) and isinstance(SOME, GraphSpace)
+    assert isinstance(make_kernel(SOME), WL)
+    graphs = Subset(Bare(), NUMBERS)
+    assert isinstance(graphs, GraphSpace) and not isinstance(graphs, CoordinateSpace)
+    neither = Subset(Nothing(), NUMBERS)
+    assert not isinstance(neither, GraphSpace | CoordinateSpace)
+    with pytest.raises(BQNESError, match="neither graph nor coordinates"):
+        make_kernel(neither)
+
+
+def test_equal_parts_are_equal():
+    for whole, numbers in ((NATS, NUMBERS), (Product(depth=(1, 2, 3)), (0, 2))):
+        part = Subset(whole, numbers)
+        copies = Subset(whole, tuple(numbers)), pickle.loads(pickle.dumps(part))
+        assert {part, *copies} == {part} and repr(copies[1]) == repr(part)
+        np.testing.assert_array_equal(enumerate_space(copies[1]), enumerate_space(part))
+        assert part != Subset(whole, numbers[1:])
+    assert Subset(Product(a=(0, 1)), (0, 1)) != Subset(Product(a=(False, True)), (0, 1))
+
+
+def test_a_space_without_numbers_has_no_parts():
+    with pytest.raises(BQNESError, match="cannot be listed, so that there are no numbers"):
+        Subset(Product(width=range(30_000)), (0, 1))
 
 
 def test_draws_are_uniform(key):

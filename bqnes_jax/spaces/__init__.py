@@ -3,6 +3,7 @@
 from bqnes_jax.spaces.base import (
     Architecture,
     Architectures,
+    ChoiceSpace,
     CoordinateSpace,
     EnumerableSpace,
     GraphSpace,
@@ -11,6 +12,8 @@ from bqnes_jax.spaces.base import (
     enumerate_space,
 )
 from bqnes_jax.spaces.nats import NATS, NATSSpace
+from bqnes_jax.spaces.product import Product
+from bqnes_jax.spaces.seeded import Seeded, count_seeds, split_seeds
 from bqnes_jax.spaces.slimmable import SLIMMABLE, SlimmableSpace
 from bqnes_jax.spaces.subset import Subset
 
@@ -19,13 +22,18 @@ __all__ = [
     "SLIMMABLE",
     "Architecture",
     "Architectures",
+    "ChoiceSpace",
     "CoordinateSpace",
     "EnumerableSpace",
     "GraphSpace",
     "NATSSpace",
+    "Product",
+    "Seeded",
     "SlimmableSpace",
     "Space",
     "Subset",
     "as_architectures",
+    "count_seeds",
     "enumerate_space",
+    "split_seeds",
 ]

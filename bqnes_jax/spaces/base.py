@@ -9,7 +9,7 @@ A kernel needs one of two views: `graph` (for `kernels.WL`) or `coordinates` (fo
 space offers the one, or both, that make sense for it.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,37 +32,51 @@ class Space(Protocol):
     @property
     def name(self) -> str:
         """A short name, for files and the command line."""
+        ...
 
     @property
     def size(self) -> int | None:
         """How many architectures there are; None when they cannot be listed."""
+        ...
 
     @property
     def options(self) -> tuple[int, ...]:
         """How many values each entry of an architecture can take."""
+        ...
 
     def sample(self, key: PRNGKey, n: int) -> Architectures:
         """Draw n architectures from the prior, independently."""
+        ...
 
     def mutate(self, key: PRNGKey, arch: Architecture) -> Architecture:
         """Return a random neighbour: one choice, changed to a different value."""
+        ...
 
     def to_string(self, arch: ArrayLike) -> str:
         """Write one architecture as text."""
+        ...
 
     def from_string(self, text: str) -> Architecture:
         """Read one architecture from text; the inverse of `to_string`."""
+        ...
 
 
 @runtime_checkable
 class EnumerableSpace(Space, Protocol):
     """A space that is small enough to list."""
 
+    @property
+    def size(self) -> int:
+        """How many architectures there are."""
+        ...
+
     def index(self, arch: ArrayLike) -> Int32[Array, "*batch"]:
         """Number architectures 0 … size − 1; any leading axes are kept."""
+        ...
 
     def from_index(self, index: ArrayLike) -> Int32[Array, "*batch length"]:
         """Return the architecture of that number; the inverse of `index`."""
+        ...
 
 
 @runtime_checkable
@@ -75,6 +89,7 @@ class GraphSpace(Space, Protocol):
         The first graph of the tuple is the architecture's, the second holds the padding (the
         convention of `jraph.pad_with_graphs`); `nodes` are integer labels.
         """
+        ...
 
 
 @runtime_checkable
@@ -83,15 +98,36 @@ class CoordinateSpace(Space, Protocol):
 
     def coordinates(self, arch: ArrayLike) -> Float[Array, "*batch dimension"]:
         """Return coordinates in [0, 1]; any leading axes are kept."""
+        ...
 
 
-def enumerate_space(space: EnumerableSpace) -> Architectures:
-    """List every architecture of a space, in the order of their index."""
-    if space.size is None:
+@runtime_checkable
+class ChoiceSpace(Space, Protocol):
+    """A space whose architectures are named choices."""
+
+    def decode(self, arch: ArrayLike) -> dict[str, Any]:
+        """Return the choices of one architecture by name."""
+        ...
+
+
+def can_be_listed(space: Space) -> TypeGuard[EnumerableSpace]:
+    """Tell whether a space says how many architectures it has, and so numbers them."""
+    return space.size is not None
+
+
+def as_listed(space: Space) -> EnumerableSpace:
+    """Return the space, and refuse one that cannot be listed."""
+    if not can_be_listed(space):
         raise BQNESError(
             f"space {space.name!r} cannot be listed; draw from it with sample(key, n)."
         )
-    return space.from_index(jnp.arange(space.size, dtype=jnp.int32))
+    return space
+
+
+def enumerate_space(space: Space) -> Architectures:
+    """List every architecture of a space, in the order of their index."""
+    listed = as_listed(space)
+    return listed.from_index(jnp.arange(listed.size, dtype=jnp.int32))
 
 
 def as_architectures(space: Space, archs: ArrayLike) -> Int32[Array, "*batch length"]:

@@ -171,7 +171,7 @@ def _contract(labels: Int32[Array, "8"]) -> Bool[Array, "8 8"]:
     between, so that chains of any length pass their connection on.
     """
     present, skip = labels != NONE, labels == SKIP
-    adjacency = _ADJACENCY & present[:, None] & present[None, :]
+    adjacency = jnp.asarray(_ADJACENCY) & present[:, None] & present[None, :]
     through = _closure(adjacency & skip[:, None])
     joined = _either(adjacency, through)
     left = present & ~skip

@@ -48,14 +48,15 @@ class SlimmableSpace:
 
     blocks: int = 7
     layers: int = 4
+    _: dataclasses.KW_ONLY
     widths: int = 3
 
     name = "slimmable"
     size = None  # too many to list; `count` tells how many
 
     def __post_init__(self):
-        check_whole("blocks", self.blocks, 1)
-        check_whole("layers", self.layers, 1)
+        check_whole("blocks", self.blocks, 1, 1000)
+        check_whole("layers", self.layers, 1, 1000)
         check_whole("widths", self.widths, 1, 9)  # one digit each in the text
         if self.layers == self.widths == 1:
             raise BQNESError("layers and widths are both 1; there is nothing to choose.")

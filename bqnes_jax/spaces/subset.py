@@ -5,13 +5,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jraph
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Int32
 
 from bqnes_jax.errors import BQNESError, check_whole
-from bqnes_jax.spaces.base import Architecture, Architectures, EnumerableSpace
+from bqnes_jax.spaces.base import (
+    Architecture,
+    Architectures,
+    CoordinateSpace,
+    EnumerableSpace,
+    GraphSpace,
+)
 from bqnes_jax.types import PRNGKey
 
 
@@ -19,7 +24,8 @@ from bqnes_jax.types import PRNGKey
 class Subset:
     """The architectures with these numbers in another space, equally likely a priori.
 
-    A mutation is a random one of the nearest others: those that differ in the fewest entries.
+    A mutation is a random one of the nearest others: those that differ in the fewest entries. Of
+    `graph` and `coordinates` it offers what the whole space does, and only that.
 
     Example:
         >>> from bqnes_jax.spaces import NATS
@@ -34,11 +40,21 @@ class Subset:
     numbers: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if self.whole.size is None:
+            raise BQNESError(
+                f"space {self.whole.name!r} cannot be listed, so that there are no numbers of its "
+                "architectures; take a part of a space that can."
+            )
         increasing = all(a < b for a, b in zip(self.numbers, self.numbers[1:], strict=False))
         if not self.numbers or not increasing:
             raise BQNESError("numbers must be increasing, at least one: sort them, each once.")
         check_whole("the first of numbers", self.numbers[0], 0)
         check_whole("the last of numbers", self.numbers[-1], 0, self.whole.size - 1)
+        # Attributes of the instance: those of the class would be there for every space.
+        if isinstance(self.whole, GraphSpace):
+            object.__setattr__(self, "graph", self.whole.graph)
+        if isinstance(self.whole, CoordinateSpace):
+            object.__setattr__(self, "coordinates", self.whole.coordinates)
 
     @property
     def name(self) -> str:
@@ -85,14 +101,6 @@ class Subset:
     def from_string(self, text: str) -> Architecture:
         """Read one architecture as the whole space does."""
         return self.whole.from_string(text)
-
-    def graph(self, arch: ArrayLike) -> jraph.GraphsTuple:
-        """Return the graph that the whole space gives."""
-        return self.whole.graph(arch)
-
-    def coordinates(self, arch: ArrayLike) -> Float[Array, "*batch dimension"]:
-        """Return the coordinates that the whole space gives."""
-        return self.whole.coordinates(arch)
 
 
 @functools.cache
