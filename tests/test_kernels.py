@@ -15,15 +15,15 @@ from bqnes_jax.kernels import (
     RBF,
     WL,
     FeatureRBF,
+    FiniteKernel,
+    GeneralKernel,
     Kernel,
     Linear,
-    is_finite,
-    split,
     vocabulary,
     wl_histograms,
 )
 from bqnes_jax.spaces import NATS, enumerate_space
-from tests.toy import GRID, Grid, Polynomial
+from tests.toy import GRID, Grid, Overlap, Polynomial
 
 
 def to_grakel(graph):
@@ -68,7 +68,7 @@ def test_features_of_the_whole_space(iterations, features, vectors):
     real = psi[psi[:, -1] == 0, :-1]
     assert real.shape == (15_284, features)
     assert (real.any(axis=0)).all()
-    assert len(np.unique(real, axis=0)) == vectors
+    assert len({row.tobytes() for row in real}) == vectors
     np.testing.assert_allclose((psi**2).sum(1), 1, atol=1e-6)
 
 
@@ -171,7 +171,14 @@ def test_rbf_equals_sklearns(tolerance):
 
 @pytest.mark.parametrize(
     "kernel",
-    [WL(NATS), WL(NATS, buckets=256), RBF(NATS, 0.7), FeatureRBF(WL(NATS), 0.7), Polynomial()],
+    [
+        WL(NATS),
+        WL(NATS, buckets=256),
+        RBF(NATS, 0.7),
+        FeatureRBF(WL(NATS), 0.7),
+        Polynomial(),
+        Overlap(),
+    ],
 )
 def test_every_kernel_is_consistent(kernel, key, tolerance):
     assert isinstance(kernel, Kernel)
@@ -181,7 +188,7 @@ def test_every_kernel_is_consistent(kernel, key, tolerance):
     np.testing.assert_allclose(jnp.diagonal(gram), kernel.diag(archs), rtol=1e-5)
     np.testing.assert_allclose(gram, gram.T, atol=1e-6)
     assert jnp.linalg.eigvalsh(gram).min() > -tolerance(1e-4, 1e-10)
-    if is_finite(kernel):
+    if kernel.finite:
         psi = kernel.features(archs)
         np.testing.assert_allclose(gram, psi @ psi.T, atol=1e-5)
 
@@ -229,10 +236,32 @@ def test_feature_rbf_equals_sklearns(key, tolerance):
         (FeatureRBF(WL(NATS), 0.6), FeatureRBF),
         (WL(NATS, layer_weights=jnp.ones(2)), WL),
         (RBF(NATS, 0.7), RBF),
+        (Polynomial(), Linear),
+        (Overlap(), Overlap),
     ],
 )
 def test_a_split_kernel_is_the_same_kernel(kernel, on_views, key):
-    archs = NATS.sample(key, 10)
-    view, inner = split(kernel)
+    archs = kernel.space.sample(key, 10)
+    view, inner = kernel.split()
     assert type(inner) is on_views
     np.testing.assert_allclose(inner.gram(view(archs)), kernel.gram(archs), atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [Linear(), FeatureRBF(Linear())])
+def test_a_kernel_on_plain_rows_has_no_space(kernel):
+    assert isinstance(kernel, Kernel)
+    assert kernel.space is None
+
+
+def test_what_lacks_a_part_is_no_kernel():
+    class Forgetful:
+        finite, space = False, None
+
+        def cross(self, archs, others):
+            return jnp.ones((len(archs), len(others)))
+
+    assert not isinstance(Forgetful(), Kernel)
+    with pytest.raises(TypeError, match="features"):
+        FiniteKernel()
+    with pytest.raises(TypeError, match="cross"):
+        GeneralKernel()

@@ -8,12 +8,12 @@ import pytest
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF, WL
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.surrogates import Hyperparameters, Prediction, WarpConfig, gp, predict, wsabi
+from bqnes_jax.surrogates import Hyperparameters, Prediction, WarpConfig, wsabi
 from bqnes_jax.surrogates.wsabi import unwarp, warp_likelihoods
 from bqnes_jax.types import Status
 from tests.toy import GRID
 
-HYPERPARAMETERS = Hyperparameters(0.8, 0.02)
+HYPERPARAMETERS = Hyperparameters(0.8, 0.02, mean=0.1)
 
 
 def surface(n, seed=0, span=800.0):
@@ -25,8 +25,8 @@ def surface(n, seed=0, span=800.0):
 @pytest.mark.parametrize("temperature", [1.0, 128.0])
 def test_targets_are_the_square_root_of_the_tempered_likelihood(temperature, tolerance):
     _, log_likelihoods = surface(20, span=200.0 if temperature > 1 else 5.0)
-    config = WarpConfig(temperature=temperature)
-    warped = warp_likelihoods(jnp.asarray(log_likelihoods), jnp.ones(20, bool), config)
+    everything = jnp.asarray(log_likelihoods), jnp.ones(20, bool)
+    warped = warp_likelihoods(*everything, WarpConfig(), temperature=temperature)
     tempered = log_likelihoods / temperature
     likelihoods = np.exp(tempered - tempered.max())
     beta = 0.8 * likelihoods.min()
@@ -37,14 +37,11 @@ def test_targets_are_the_square_root_of_the_tempered_likelihood(temperature, tol
     np.testing.assert_allclose(warped.log_scale, tempered.max(), rtol=tolerance(1e-6, 1e-14))
 
 
-def test_128_is_the_default_temperature():
-    assert WarpConfig().temperature == wsabi.TEMPERATURE == 128
-
-
 def test_logarithms_count_from_a_depth_below_the_best(tolerance):
-    config = WarpConfig("log", temperature=10.0, depth=20.0)
+    config = WarpConfig("log", depth=20.0)
     log_likelihoods = jnp.array([-100.0, -150.0, -1e4, 7.0])
-    warped = warp_likelihoods(log_likelihoods, jnp.array([True, True, True, False]), config)
+    mask = jnp.array([True, True, True, False])
+    warped = warp_likelihoods(log_likelihoods, mask, config, temperature=10.0)
     np.testing.assert_allclose(warped.targets, [20, 15, 0, 0], rtol=1e-6)
     assert (warped.offset, warped.log_scale) == (-20, -10)
 
@@ -56,7 +53,7 @@ def test_moments_equal_their_definition(warp, kernel, tolerance):
     config = WarpConfig(warp=warp)
     model = wsabi.condition(kernel, archs, log_likelihoods, HYPERPARAMETERS, config=config)
     test = NATS.sample(jax.random.key(1), 30)
-    latent = gp.predict(model.latent, test, full_covariance=True)
+    latent = model.latent.predict(test, full_covariance=True)
     mu, sigma = np.asarray(latent.mean), np.asarray(latent.variance)
     beta = float(model.offset)
     if warp == "linear":
@@ -69,11 +66,11 @@ def test_moments_equal_their_definition(warp, kernel, tolerance):
         covariance = np.outer(mean, mean) * sigma
     else:
         mean, covariance = mu, sigma
-    full = predict(model, test, full_covariance=True)
+    full = model.predict(test, full_covariance=True)
     np.testing.assert_allclose(full.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(full.variance, covariance, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(
-        predict(model, test).variance, np.diag(covariance), rtol=tolerance(1e-3, 1e-8), atol=1e-6
+        model.predict(test).variance, np.diag(covariance), rtol=tolerance(1e-3, 1e-8), atol=1e-6
     )
 
 
@@ -99,7 +96,7 @@ def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
         wsabi.fit(WL(NATS), archs, log_likelihoods + shift, config=config) for shift in (0, 12_800)
     )
     np.testing.assert_allclose(there.log_scale - here.log_scale, 100, rtol=1e-5)
-    for ours, theirs in zip(predict(here, archs), predict(there, archs), strict=True):
+    for ours, theirs in zip(here.predict(archs), there.predict(archs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance(0.05, 1e-8), atol=1e-4)
 
 
@@ -111,7 +108,7 @@ def test_duplicates_500_nats_apart_stay_finite(warp, kernel):
     archs = jnp.tile(archs[:30], (5, 1))
     log_likelihoods = -128 * 500 * np.random.default_rng(0).random(150)
     model = wsabi.fit(kernel, archs, log_likelihoods, config=WarpConfig(warp=warp))
-    prediction = predict(model, enumerate_space(NATS)[::100])
+    prediction = model.predict(enumerate_space(NATS)[::100])
     for value in jax.tree.leaves((model.latent.hyperparameters, model.offset, prediction)):
         assert jnp.isfinite(value).all()
     assert (prediction.variance >= 0).all()
@@ -129,7 +126,7 @@ def test_padding_and_failed_trainings(tolerance):
     archs, log_likelihoods = surface(40)
     mask = np.arange(40) < 30
     padded = wsabi.condition(
-        WL(NATS), archs, np.where(mask, log_likelihoods, np.nan), HYPERPARAMETERS, mask
+        WL(NATS), archs, np.where(mask, log_likelihoods, np.nan), HYPERPARAMETERS, mask=mask
     )
     plain = wsabi.condition(WL(NATS), archs[:30], log_likelihoods[:30], HYPERPARAMETERS)
     traced = jax.jit(lambda y: wsabi.condition(WL(NATS), archs, y, HYPERPARAMETERS))(
@@ -138,7 +135,7 @@ def test_padding_and_failed_trainings(tolerance):
     assert Status(int(traced.status)) == Status.MASKED_TARGETS
     for model in (padded, traced):
         np.testing.assert_allclose(model.offset, plain.offset, rtol=1e-5)
-        for ours, theirs in zip(predict(model, archs), predict(plain, archs), strict=True):
+        for ours, theirs in zip(model.predict(archs), plain.predict(archs), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=tolerance(1e-4, 1e-10))
 
 
@@ -146,7 +143,7 @@ def test_nothing_observed_is_the_prior():
     archs, log_likelihoods = surface(5)
     model = wsabi.fit(WL(NATS), archs, log_likelihoods, mask=np.zeros(5, bool))
     assert Status(int(model.status)) & Status.EMPTY
-    assert jnp.isfinite(predict(model, archs).mean).all()
+    assert jnp.isfinite(model.predict(archs).mean).all()
     assert model.log_scale == 0
 
 
@@ -156,20 +153,18 @@ def test_prediction_follows_the_likelihood():
     log_likelihoods = -128 * 3 * jnp.sum((GRID.coordinates(archs) - 0.4) ** 2, axis=1)
     model = wsabi.fit(RBF(GRID, np.array([0.5, 0.5])), archs[::2], log_likelihoods[::2])
     truth = jnp.exp(log_likelihoods / 128 - model.log_scale)
-    np.testing.assert_allclose(predict(model, archs).mean, truth, atol=0.06)
+    np.testing.assert_allclose(model.predict(archs).mean, truth, atol=0.06)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: WarpConfig(warp="cube"), "warp is 'cube'; allowed are 'linear', 'moment', 'none'"),
-        (lambda: WarpConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
         (lambda: WarpConfig(floor=1.0), "floor is 1.0; it must be at least 0 and below 1"),
         (
             lambda: wsabi.fit(WL(NATS), np.zeros((2, 6), int), np.array([0.0, np.nan])),
             "log_likelihoods holds nan at index 1",
         ),
-        (lambda: predict(3, np.zeros((2, 6), int)), "int is not a surrogate"),
     ],
 )
 def test_bad_input_is_refused(make, says):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from bqnes_jax.errors import BQNESError, as_float, check_positive
-from bqnes_jax.kernels.base import Kernel, is_finite, matmul
-from bqnes_jax.kernels.linear import split
+from bqnes_jax.kernels.base import GeneralKernel, Kernel, View, matmul
 from bqnes_jax.spaces.base import CoordinateSpace, Space
 
 
@@ -20,7 +18,7 @@ from bqnes_jax.spaces.base import CoordinateSpace, Space
     jax.tree_util.register_dataclass, data_fields=["length_scales"], meta_fields=["space"]
 )
 @dataclasses.dataclass(frozen=True)
-class RBF:
+class RBF(GeneralKernel):
     """k(α, α') = exp(−½ Σ_d ((x_d − x'_d) / ℓ_d)²) with x = `space.coordinates(α)`.
 
     `length_scales` is one number for all dimensions or one for each.
@@ -35,8 +33,6 @@ class RBF:
 
     space: CoordinateSpace
     length_scales: ArrayLike = 1.0
-
-    finite = False
 
     def __post_init__(self) -> None:
         if isinstance(self.length_scales, jax.Array | np.ndarray | list | tuple | float | int):
@@ -55,10 +51,6 @@ class RBF:
             )
         return coordinates / scales
 
-    def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
-        """Evaluate the kernel between all pairs."""
-        return self.cross(archs, archs)
-
     def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
         """Evaluate the kernel between each of one set and each of another."""
         return _squared_exponential(self.features(archs), self.features(others))
@@ -72,7 +64,7 @@ class RBF:
     jax.tree_util.register_dataclass, data_fields=["inner", "length_scale"], meta_fields=[]
 )
 @dataclasses.dataclass(frozen=True)
-class FeatureRBF:
+class FeatureRBF(GeneralKernel):
     """k(α, α') = exp(−‖ψ(α) − ψ(α')‖² / 2ℓ²) with ψ the features of a finite kernel.
 
     A linear kernel on few features cannot have a narrow peak: what is alike is likely everywhere
@@ -90,30 +82,25 @@ class FeatureRBF:
     inner: Kernel
     length_scale: ArrayLike = 0.5
 
-    finite = False
-
     def __post_init__(self) -> None:
         if isinstance(self.length_scale, jax.Array | np.ndarray | float | int):
             scale = as_float(self.length_scale)
             check_positive("length_scale", scale)
             object.__setattr__(self, "length_scale", scale)
-        if hasattr(self.inner, "features") and not is_finite(self.inner):
+        # While JAX maps over a kernel, its parts may be anything.
+        if isinstance(self.inner, Kernel) and not self.inner.finite:
             raise BQNESError(
                 f"inner is {type(self.inner).__name__}; it must be a finite kernel, such as WL."
             )
 
     @property
-    def space(self) -> Space:
-        """The space of the inner kernel; an attribute only if that one has it."""
+    def space(self) -> Space | None:
+        """The space of the inner kernel."""
         return self.inner.space
 
     def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
         """Return the features of the inner kernel."""
         return self.inner.features(archs)
-
-    def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
-        """Evaluate the kernel between all pairs."""
-        return self.cross(archs, archs)
 
     def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
         """Evaluate the kernel between each of one set and each of another."""
@@ -126,9 +113,9 @@ class FeatureRBF:
         """Return ones."""
         return jnp.ones(jnp.shape(archs)[0])
 
-    def split(self) -> tuple[Callable[[ArrayLike], Array], Kernel]:
+    def split(self) -> tuple[View, Kernel]:
         """Take what is fixed about the inner kernel out."""
-        view, inner = split(self.inner)
+        view, inner = self.inner.split()
         return view, FeatureRBF(inner, self.length_scale)
 
 

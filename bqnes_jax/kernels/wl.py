@@ -22,21 +22,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from bqnes_jax.errors import BQNESError, as_float, check_positive, check_shape, check_whole
 from bqnes_jax.kernels.base import matmul
-from bqnes_jax.spaces.base import GraphSpace, as_architectures, enumerate_space
+from bqnes_jax.kernels.linear import FiniteKernel
+from bqnes_jax.spaces.base import GraphSpace, as_architectures, as_listed, enumerate_space
 
 _ROWS = 128  # of a Gram matrix worked out at a time: in a loop XLA fuses, at once it does not
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["layer_weights"],
-    meta_fields=["space", "iterations", "buckets"],
-)
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
-class WL:
+class WL(FiniteKernel):
     """Normalised WL kernel on the graphs of a space: k = ⟨φ, φ'⟩ / (‖φ‖ ‖φ'‖).
 
-    The histogram of layer t is multiplied by `layer_weights[t]` (None: all one, and not fitted).
+    The histogram of layer t is multiplied by `layer_weights[t]`. None stands for ones. Numbers in a
+    tuple stay as they are; an array is a hyper-parameter, which a fit adapts.
+
     With `buckets=None` every label that occurs in the space has a feature of its own, which needs a
     space that can be listed; otherwise labels are hashed into that many buckets per layer. One more
     feature marks the empty graph, so that it is like itself and unlike everything else.
@@ -53,10 +52,9 @@ class WL:
 
     space: GraphSpace
     iterations: int = 1
+    _: dataclasses.KW_ONLY
     buckets: int | None = None
-    layer_weights: ArrayLike | None = None
-
-    finite = True
+    layer_weights: ArrayLike | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_whole("iterations", self.iterations, 0)
@@ -67,12 +65,27 @@ class WL:
                 f"buckets is None, but space {self.space.name!r} cannot be listed; "
                 "give the number of hash buckets, for instance 4096."
             )
-        if isinstance(self.layer_weights, jax.Array | np.ndarray | list | tuple):
-            weights = as_float(self.layer_weights)
+        given = self.layer_weights
+        if isinstance(given, jax.Array | np.ndarray | list | tuple):
+            weights = np.asarray(given, float) if isinstance(given, tuple) else as_float(given)
             if weights.ndim == 1:  # while JAX maps over a kernel, leaves have other shapes
                 check_shape("layer_weights", weights, (self.iterations + 1,))
             check_positive("layer_weights", weights)
-            object.__setattr__(self, "layer_weights", weights)
+            if not isinstance(given, tuple):
+                object.__setattr__(self, "layer_weights", weights)
+
+    def tree_flatten(self) -> tuple[tuple, tuple]:
+        """Take apart what a fit may adapt and what is fixed."""
+        fixed = isinstance(self.layer_weights, tuple)
+        static = (self.space, self.iterations, self.buckets, self.layer_weights if fixed else None)
+        return () if fixed else (self.layer_weights,), static
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple, leaves: tuple) -> "WL":
+        """Put together what `tree_flatten` took apart."""
+        space, iterations, buckets, fixed = static
+        (weights,) = leaves or (fixed,)
+        return cls(space, iterations, buckets=buckets, layer_weights=weights)
 
     def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
         """Return ψ = φ / ‖φ‖ and the mark of the empty graph; n×(features + 1)."""
@@ -105,7 +118,7 @@ class Encoding(NamedTuple):
 
 
 def wl_labels(
-    graph: jraph.GraphsTuple, iterations: int, seed: ArrayLike = 0
+    graph: jraph.GraphsTuple, iterations: int, *, seed: ArrayLike = 0
 ) -> UInt32[Array, "l v"]:
     """Return the labels of every node after 0 … h refinements, (h + 1)×nodes, as 32-bit hashes.
 
@@ -113,20 +126,22 @@ def wl_labels(
     refined together, and so is padding, which touches no real node.
     """
     _check_graph(graph, iterations)
-    nodes = jnp.asarray(graph.nodes)
+    nodes, senders, receivers = (
+        jnp.asarray(part) for part in (graph.nodes, graph.senders, graph.receivers)
+    )
     label = _mix(nodes.astype(jnp.uint32) + _salt(seed, 0))
     layers = [label]
     for layer in range(1, iterations + 1):
         # A sum does not depend on the order, and of well mixed numbers hardly collides.
-        message = _mix(label ^ np.uint32(0x5BD1E995))[graph.receivers]
-        multiset = jax.ops.segment_sum(message, graph.senders, nodes.shape[0])
+        message = _mix(label ^ np.uint32(0x5BD1E995))[receivers]
+        multiset = jax.ops.segment_sum(message, senders, nodes.shape[0])
         label = _mix(_mix(label + _salt(seed, layer)) * np.uint32(0x9E3779B1) + multiset)
         layers.append(label)
     return jnp.stack(layers)
 
 
 def wl_histograms(
-    graph: jraph.GraphsTuple, iterations: int = 1, buckets: int = 1024
+    graph: jraph.GraphsTuple, iterations: int = 1, *, buckets: int = 1024
 ) -> Float[Array, "graphs d"]:
     """Count the hashed labels of each graph of a batch: graphs×((h + 1)·buckets).
 
@@ -168,6 +183,11 @@ def vocabulary(space: GraphSpace, iterations: int) -> tuple[np.ndarray, np.ndarr
 def _check_graph(graph: jraph.GraphsTuple, iterations: int) -> None:
     check_whole("iterations", iterations, 0)
     nodes = graph.nodes
+    if not isinstance(nodes, jax.Array | np.ndarray):
+        raise BQNESError(
+            f"graph.nodes is of type {type(nodes).__name__}; it must be an array with one integer "
+            "label for each node."
+        )
     if not jnp.issubdtype(nodes.dtype, jnp.integer) or nodes.ndim != 1:
         raise BQNESError(
             f"graph.nodes has type {nodes.dtype} and shape {nodes.shape}; "
@@ -196,7 +216,7 @@ def _all_labels(
 ) -> tuple[UInt32[Array, "n l v"], Bool[Array, "n v"]]:
     def one(arch: Int[Array, " length"]) -> tuple[UInt32[Array, "l v"], Bool[Array, " v"]]:
         graph = space.graph(arch)
-        labels = wl_labels(graph, iterations, seed)
+        labels = wl_labels(graph, iterations, seed=seed)
         return labels, jnp.arange(labels.shape[1]) < graph.n_node[0]
 
     return jax.vmap(one)(archs)
@@ -246,11 +266,22 @@ def _overlaps(
     if encoding.meanings is None:
         overlaps = jnp.pad(_histograms(encoding, words), ((0, 0), (0, 1)))
     else:
-        meanings = encoding.meanings.astype(float)
-        table = jnp.asarray(meanings @ meanings.T, float)
+        table = jnp.asarray(_shared_columns(encoding.meanings), float)
         overlaps = _add_rows(table, words, jnp.ones(len(words)), jnp.ones(len(table)))
     squares = jnp.sum(jnp.take_along_axis(overlaps, words, axis=1), axis=1)
     return overlaps, 1 / jnp.sqrt(squares)
+
+
+def _shared_columns(meanings: np.ndarray) -> np.ndarray:
+    """Count the columns that two words share, words×words.
+
+    This is `meanings @ meanings.T`. A column has few words, so most of that product is zeros.
+    """
+    table = np.zeros((len(meanings), len(meanings)), np.int32)
+    columns, words = np.nonzero(meanings.T)
+    for some in np.split(words, np.flatnonzero(np.diff(columns)) + 1):
+        table[np.ix_(some, some)] += 1
+    return table
 
 
 def _histograms(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, "n d"]:
@@ -318,7 +349,8 @@ def _spelled_out(space: GraphSpace, iterations: int) -> Encoding:
     meanings = np.zeros((nothing + 1, len(known) + 1), np.int8)
     meanings[np.arange(empty)[:, None], columns] = 1
     meanings[empty, -1] = 1
-    return Encoding(lambda archs: jnp.asarray(words)[space.index(archs)], meanings, layer_of_column)
+    index = as_listed(space).index
+    return Encoding(lambda archs: jnp.asarray(words)[index(archs)], meanings, layer_of_column)
 
 
 def _mix(x: UInt32[Array, " v"]) -> UInt32[Array, " v"]:

@@ -1,18 +1,14 @@
-"""What every surrogate offers to acquisition: a prediction, and what one more point would change.
+"""The protocol of a surrogate: what acquisition and evidence ask of what we believe."""
 
-Both functions dispatch on the type of the surrogate.
-"""
-
-import functools
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32
 
-from bqnes_jax.errors import BQNESError, check_finite, check_mask, check_shape
+from bqnes_jax.errors import BQNESError, check_finite, check_mask, check_shape, concrete
 from bqnes_jax.kernels.base import Kernel
 from bqnes_jax.spaces.base import as_architectures
 
@@ -25,22 +21,11 @@ class Prediction(NamedTuple):
 
 
 class Hyperparameters(NamedTuple):
-    """Variance of the function (times the kernel) and of the observation noise."""
+    """Variance of the function (times the kernel) and of the observation noise; prior mean."""
 
     amplitude: ArrayLike = 1.0
     noise: ArrayLike = 1e-3
-
-
-@functools.singledispatch
-def predict(surrogate, archs: ArrayLike, full_covariance: bool = False) -> Prediction:
-    """Return the moments of what the surrogate models, at n architectures."""
-    raise BQNESError(f"{type(surrogate).__name__} is not a surrogate; fit one with gp or wsabi.")
-
-
-@functools.singledispatch
-def fantasise(surrogate, archs: ArrayLike, mask: ArrayLike | None = None):
-    """Return the surrogate as if q architectures had been observed at their predicted means."""
-    raise BQNESError(f"{type(surrogate).__name__} is not a surrogate; fit one with gp or wsabi.")
+    mean: ArrayLike = 0.0
 
 
 class Design(NamedTuple):
@@ -51,12 +36,63 @@ class Design(NamedTuple):
     mask: Bool[Array, " n"]
 
 
+class WeightedSum(NamedTuple):
+    """The predicted means of m summands, and the variance of their weighted sum."""
+
+    means: Float[Array, " m"]
+    variance: Float[Array, ""]
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """What is believed about a function of the architecture; a pytree, like everything in it."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """How alike two architectures are to the surrogate."""
+        ...
+
+    @property
+    def design(self) -> Design:
+        """What it was conditioned on."""
+        ...
+
+    @property
+    def log_scale(self) -> Float[Array, ""]:
+        """The logarithm of the unit in which it predicts."""
+        ...
+
+    @property
+    def status(self) -> Int32[Array, ""]:
+        """What went differently, as `Status` bits."""
+        ...
+
+    def predict(self, archs: ArrayLike, *, full_covariance: bool = False) -> Prediction:
+        """Return the moments of the function at m architectures."""
+        ...
+
+    def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "Surrogate":
+        """Return the surrogate as if q architectures had been observed at their predicted means."""
+        ...
+
+    def weighted_sum(self, archs: ArrayLike, weights: Float[Array, " m"]) -> WeightedSum:
+        """Return the moments that a weighted sum over m architectures needs."""
+        ...
+
+
 def as_design(
-    kernel: Kernel, archs: ArrayLike, targets: ArrayLike, mask: ArrayLike | None, name: str
+    kernel: Kernel,
+    archs: ArrayLike,
+    targets: ArrayLike,
+    mask: ArrayLike | None,
+    name: str,
+    *,
+    logarithms: bool = False,
 ) -> Design:
     """Convert a design set, and refuse one whose shapes do not fit or whose values are not finite.
 
-    Traced values cannot be looked at: what is not finite is then left out by the mask.
+    Traced values cannot be looked at: what is not finite is then left out by the mask. Where the
+    targets are logarithms, −∞ is the logarithm of 0, and allowed.
     """
     # NumPy until all is checked, so that bad input compiles nothing.
     archs, targets = (x if isinstance(x, jax.Array) else np.asarray(x) for x in (archs, targets))
@@ -65,15 +101,16 @@ def as_design(
     mask = np.ones(len(archs), bool) if mask is None else mask
     mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     check_mask("mask", mask, len(archs))
-    check_finite(name, targets, where=mask)
+    known = concrete(targets) if logarithms else None
+    check_finite(name, targets, where=mask if known is None else mask & (known != -np.inf))
     return Design(jnp.asarray(checked), jnp.asarray(targets, float), jnp.asarray(mask))
 
 
 def as_rows(kernel: Kernel, archs: ArrayLike) -> jax.Array | np.ndarray:
-    """Check architectures [n, length], and their entries if the kernel names a space."""
+    """Check architectures [n, length], and their entries where the kernel is on a space."""
     archs = archs if isinstance(archs, jax.Array) else np.asarray(archs)
     if archs.ndim != 2:
         raise BQNESError(
             f"architectures have shape {archs.shape}; it must be (n, length), one row for each."
         )
-    return as_architectures(kernel.space, archs) if hasattr(kernel, "space") else archs
+    return archs if kernel.space is None else as_architectures(kernel.space, archs)

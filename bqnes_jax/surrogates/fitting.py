@@ -1,9 +1,9 @@
 """Hyper-parameters of a Gaussian process by maximum marginal likelihood.
 
-With K = UΛUᵀ and z = Uᵀy, the marginal likelihood of y ~ N(0, a(K + ρI)) needs one decomposition
-for all ρ, and its maximum over a is closed: a = n⁻¹ Σ z²/(λ + ρ). What remains is a function of the
-one number ρ, searched globally. A kernel with hyper-parameters of its own is adapted first, by
-L-BFGS on the same profile.
+With K = UΛUᵀ, z = Uᵀy and e = Uᵀ1, the marginal likelihood of y ~ N(c, a(K + ρI)) needs one
+decomposition for all ρ, and its maximum over c and a is closed: c = Σ ez/(λ + ρ) / Σ e²/(λ + ρ) and
+a = n⁻¹ Σ (z − ce)²/(λ + ρ). What remains is a function of the one number ρ, searched globally. A
+kernel with hyper-parameters of its own is adapted first, by L-BFGS on the same profile.
 """
 
 import dataclasses
@@ -17,10 +17,18 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from bqnes_jax.errors import check_bounds, check_whole
+from bqnes_jax.errors import check_bounds, check_choice, check_whole
 from bqnes_jax.kernels.base import Kernel, matmul
 from bqnes_jax.surrogates.base import Design, Hyperparameters
-from bqnes_jax.surrogates.solve import in_weight_space, masked_features, masked_gram, solve
+from bqnes_jax.surrogates.solve import (
+    in_weight_space,
+    least_squares,
+    masked_features,
+    masked_gram,
+    solve,
+)
+
+MEANS = ("zero", "constant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +37,27 @@ class FitConfig:
 
     Attributes:
         noise_bounds: of the noise variance relative to the amplitude, ρ = σ²/a, so that scaling the
-            targets scales the fit.
+            targets scales the fit. The published code has (1e-5, 1e-1).
         kernel_bounds: of each leaf of the kernel.
         kernel_steps: of L-BFGS, spent on those leaves; a kernel without leaves needs none.
+        mean: the prior mean: "zero", or "constant" for a fitted one.
     """
 
     noise_bounds: tuple[float, float] = (1e-5, 1e-1)
     kernel_bounds: tuple[float, float] = (1e-2, 1e2)
+    _: dataclasses.KW_ONLY
     kernel_steps: int = 30
+    mean: str = "zero"
 
     def __post_init__(self) -> None:
+        check_choice("mean", self.mean, MEANS)
         check_bounds("noise_bounds", self.noise_bounds)
         check_bounds("kernel_bounds", self.kernel_bounds)
         check_whole("kernel_steps", self.kernel_steps, 0)
 
 
 class Fitted(NamedTuple):
-    """The kernel with adapted leaves, amplitude and noise, and whether ρ sits at a bound."""
+    """The kernel with adapted leaves, amplitude, noise and mean; whether one sits at a bound."""
 
     kernel: Kernel
     hyperparameters: Hyperparameters
@@ -53,37 +65,45 @@ class Fitted(NamedTuple):
 
 
 def fit_hyperparameters(kernel: Kernel, design: Design, config: FitConfig) -> Fitted:
-    """Maximise log N(y; 0, a(K + ρI)); the targets of padding are zero."""
+    """Maximise log N(y; c, a(K + ρI)); the targets of padding are zero."""
+    average = jnp.zeros((), design.targets.dtype)
+    if config.mean == "constant":  # what is left to fit is then small, and rounds little
+        average = jnp.sum(design.targets) / jnp.maximum(jnp.sum(design.mask), 1)
+        design = design._replace(targets=jnp.where(design.mask, design.targets - average, 0))
     adapted = bool(jax.tree.leaves(kernel)) and config.kernel_steps > 0
     if adapted:
         kernel = _adapt_kernel(kernel, design, config)
-    spectrum = decompose(kernel, design)
+    spectrum = decompose(kernel, design, config.mean)
     low, high = config.noise_bounds
     ratio = _maximise(functools.partial(profile_log_likelihood, spectrum), low, high)
-    amplitude = jnp.where(spectrum.count > 0, _best_amplitude(spectrum, ratio), 1)
+    amplitude = jnp.where(spectrum.points > 0, _best_amplitude(spectrum, ratio), 1)
     at_bound = _touches(ratio, config.noise_bounds) | (_quadratic(spectrum, ratio) == 0)
     for leaf in jax.tree.leaves(kernel) if adapted else ():
         at_bound |= _touches(leaf, config.kernel_bounds)
-    return Fitted(kernel, Hyperparameters(amplitude, amplitude * ratio), at_bound)
+    mean = average + least_squares(_whiten(spectrum, ratio))
+    return Fitted(kernel, Hyperparameters(amplitude, amplitude * ratio, mean), at_bound)
 
 
 class Spectrum(NamedTuple):
-    """What the marginal likelihood needs to know of the kernel matrix and the targets."""
+    """What the marginal likelihood needs to know of the kernel matrix and two vectors.
+
+    The first of them is the targets; the second is ones, or zeros for a prior mean of zero.
+    """
 
     eigenvalues: Float[Array, " r"]  # of K; the rest are zero
-    energies: Float[Array, " r"]  # squared projections of the targets on the eigenvectors
-    remainder: Float[Array, ""]  # energy outside of them
-    count: Float[Array, ""]  # number of targets, n
+    projections: Float[Array, "r 2"]  # of the vectors, on the eigenvectors
+    remainders: Float[Array, "s 2"]  # what is left of the vectors
+    points: Float[Array, ""]  # how many targets, n
 
 
-def decompose(kernel: Kernel, design: Design) -> Spectrum:
+def decompose(kernel: Kernel, design: Design, mean: str) -> Spectrum:
     """Decompose the kernel matrix, by way of the features where they are fewer than the points."""
-    targets = design.targets
-    count = jnp.sum(design.mask).astype(targets.dtype)
+    ones = design.mask if mean == "constant" else jnp.zeros_like(design.mask)
+    both = jnp.stack([design.targets, ones.astype(design.targets.dtype)], axis=1)
+    count = jnp.sum(design.mask).astype(both.dtype)
     if not in_weight_space(kernel, design.archs):
         values, vectors = jnp.linalg.eigh(masked_gram(kernel, design))
-        energies = matmul(vectors.T, targets) ** 2
-        return Spectrum(jnp.maximum(values, 0), energies, jnp.zeros_like(count), count)
+        return Spectrum(jnp.maximum(values, 0), matmul(vectors.T, both), both[:0], count)
     features = masked_features(kernel, design)
     _, vectors = jnp.linalg.eigh(matmul(features.T, features))
     # ‖Ψv‖² is far more accurate than the small eigenvalues of ΨᵀΨ themselves.
@@ -91,14 +111,14 @@ def decompose(kernel: Kernel, design: Design) -> Spectrum:
     values = jnp.sum(images**2, axis=0)
     kept = values > jnp.finfo(values.dtype).eps * jnp.max(values)
     basis = jnp.where(kept, images / jnp.sqrt(jnp.where(kept, values, 1)), 0)
-    projections = matmul(basis.T, targets)
-    remainder = jnp.sum((targets - matmul(basis, projections)) ** 2)
-    return Spectrum(jnp.where(kept, values, 0), projections**2, remainder, count)
+    projections = matmul(basis.T, both)
+    remainders = both - matmul(basis, projections)
+    return Spectrum(jnp.where(kept, values, 0), projections, remainders, count)
 
 
 def profile_log_likelihood(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
-    """Return max over a of log N(y; 0, a(K + ρI)), `ratio` being ρ."""
-    n = spectrum.count
+    """Return max over c and a of log N(y; c, a(K + ρI)), `ratio` being ρ."""
+    n = spectrum.points
     log_determinant = jnp.sum(jnp.log(spectrum.eigenvalues + ratio)) + (
         n - len(spectrum.eigenvalues)
     ) * jnp.log(ratio)
@@ -108,27 +128,34 @@ def profile_log_likelihood(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float
 
 
 def _quadratic(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
-    inside = jnp.sum(spectrum.energies / (spectrum.eigenvalues + ratio))
-    return inside + spectrum.remainder / ratio
+    whitened = _whiten(spectrum, ratio)
+    return jnp.sum((whitened[:, 0] - least_squares(whitened) * whitened[:, 1]) ** 2)
+
+
+def _whiten(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, "t 2"]:
+    """Return W with WᵀW = Bᵀ (K + ρI)⁻¹ B, B being the two vectors."""
+    inside = spectrum.projections / jnp.sqrt(spectrum.eigenvalues + ratio)[:, None]
+    return jnp.concatenate([inside, spectrum.remainders / jnp.sqrt(ratio)])
 
 
 def _best_amplitude(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
     floor = jnp.sqrt(jnp.finfo(ratio.dtype).tiny)  # all targets zero: any tiny amplitude will do
-    return jnp.maximum(_quadratic(spectrum, ratio) / jnp.maximum(spectrum.count, 1), floor)
+    return jnp.maximum(_quadratic(spectrum, ratio) / jnp.maximum(spectrum.points, 1), floor)
 
 
 def _maximise(function, low: float, high: float, points: int = 16, zooms: int = 8):
     """Maximise a function of one positive number: a grid in its logarithm, then finer ones."""
-    low, high = jnp.log(jnp.asarray(low, float)), jnp.log(jnp.asarray(high, float))
+    ends = jnp.log(jnp.asarray(low, float)), jnp.log(jnp.asarray(high, float))
     values = jax.vmap(lambda log_x: function(jnp.exp(log_x)))
 
     def zoom(_, bracket):
-        grid = jnp.linspace(*bracket, points)
+        first, last = bracket
+        grid = jnp.linspace(first, last, points)
         best = jnp.argmax(values(grid))
         return grid[jnp.maximum(best - 1, 0)], grid[jnp.minimum(best + 1, points - 1)]
 
-    bracket = lax.fori_loop(0, zooms, zoom, (low, high))
-    return jnp.exp(jnp.clip(jnp.mean(jnp.stack(bracket)), low, high))
+    bracket = lax.fori_loop(0, zooms, zoom, ends)
+    return jnp.exp(jnp.clip(jnp.mean(jnp.stack(bracket)), *ends))
 
 
 def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
@@ -136,13 +163,15 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
     leaves, structure = jax.tree.flatten(kernel)
     bounds = [config.kernel_bounds] * len(leaves) + [config.noise_bounds]
     count = jnp.maximum(jnp.sum(design.mask), 1)
+    mean = None if config.mean == "constant" else 0.0
 
     def unpack(free: list[Array]) -> tuple[Kernel, Float[Array, ""]]:
         *leaves, ratio = [_from_free(x, *pair) for x, pair in zip(free, bounds, strict=True)]
         return jax.tree.unflatten(structure, leaves), ratio
 
     def loss(free: list[Array]) -> Float[Array, ""]:
-        solution = solve(unpack(free)[0], design, unpack(free)[1])
+        kernel, ratio = unpack(free)
+        solution = solve(kernel, design, ratio, mean)
         quadratic = jnp.maximum(solution.quadratic, jnp.finfo(solution.quadratic.dtype).tiny)
         return 0.5 * (jnp.log(quadratic / count) + solution.log_determinant / count)
 

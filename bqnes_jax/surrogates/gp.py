@@ -1,11 +1,13 @@
 """Gaussian-process regression on architectures, as pure functions of padded design sets.
 
-f ~ GP(0, a·k),  y = f(α) + ε,  ε ~ N(0, σ²). With A the observed architectures,
+f ~ GP(c, a·k),  y = f(α) + ε,  ε ~ N(0, σ²). With A the observed architectures,
 
-    mean(α) = k(α, A) (K + ρI)⁻¹ y,    cov(α, α') = a·[k(α, α') − k(α, A) (K + ρI)⁻¹ k(A, α')],
+    mean(α) = c + k(α, A) (K + ρI)⁻¹ (y − c),
+    cov(α, α') = a·[k(α, α') − k(α, A) (K + ρI)⁻¹ k(A, α')],
 
 where ρ = σ²/a. A kernel with d features and fewer of them than points is handled in weight space,
-k = ψψᵀ, with d×d matrices: mean(α) = ψ(α) w and cov(α, α') = σ² ψ(α) (ΨᵀΨ + ρI)⁻¹ ψ(α')ᵀ.
+k = ψψᵀ, with d×d matrices: mean(α) = c + ψ(α) w and cov(α, α') = σ² ψ(α) (ΨᵀΨ + ρI)⁻¹ ψ(α')ᵀ.
+A fitted c is the likeliest one, and taken for certain, like the other hyper-parameters.
 """
 
 import dataclasses
@@ -13,16 +15,25 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Num
 
 from bqnes_jax.errors import check_mask, check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
-from bqnes_jax.surrogates import base
-from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_design, as_rows
+from bqnes_jax.surrogates.base import (
+    Design,
+    Hyperparameters,
+    Prediction,
+    WeightedSum,
+    as_design,
+    as_rows,
+)
 from bqnes_jax.surrogates.fitting import FitConfig, fit_hyperparameters
 from bqnes_jax.surrogates.solve import in_weight_space, solve
-from bqnes_jax.types import Status, flag
+from bqnes_jax.types import Status, flag, throw_if_failed
+
+_ROWS = 512  # of a covariance held in memory at a time
 
 
 @functools.partial(
@@ -42,7 +53,7 @@ from bqnes_jax.types import Status, flag
 class Posterior:
     """A Gaussian process conditioned on a design set.
 
-    With B(α) = ψ(α) in weight space and k(α, A) otherwise: the mean is B·`coefficients`; the
+    With B(α) = ψ(α) in weight space and k(α, A) otherwise: the mean is c + B·`coefficients`; the
     covariance is (B·`factor`)(B·`factor`)ᵀ in weight space, the prior's less that otherwise.
     """
 
@@ -55,12 +66,58 @@ class Posterior:
     status: Array
     weight_space: bool
 
+    @property
+    def log_scale(self) -> Float[Array, ""]:
+        """Zero: what is predicted is in the units of the targets."""
+        return jnp.zeros_like(self.log_marginal_likelihood)
+
+    def predict(self, archs: ArrayLike, *, full_covariance: bool = False) -> Prediction:
+        """Return the mean [m] and the variance [m], or covariance [m, m], of f at m architectures.
+
+        Observation noise is not part of it: add `hyperparameters.noise` for that.
+        """
+        return _predict(self, jnp.asarray(as_rows(self.kernel, archs)), full_covariance)
+
+    def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "Posterior":
+        """Return the posterior as if f had been observed at q architectures where it is predicted.
+
+        The mean stays as it is; the variance shrinks around them.
+        """
+        archs = jnp.asarray(as_rows(self.kernel, archs))
+        mask = jnp.ones(len(archs), bool) if mask is None else jnp.asarray(mask)
+        check_mask("mask", mask, len(archs))
+        return _fantasise(self, archs, mask)
+
+    def leave_one_out(self) -> Prediction:
+        """Return what each observed architecture was predicted to be from the others alone.
+
+        The hyper-parameters stay. With C = K + ρI it is y − [C⁻¹(y − c)]_n / [C⁻¹]_nn, of variance
+        a / [C⁻¹]_nn − σ². In weight space C⁻¹ = (I − H)/ρ, H being what takes y − c to its fit.
+        """
+        amplitude, noise, _ = map(jnp.asarray, self.hyperparameters)
+        fitted = self.predict(self.design.archs)
+        if self.weight_space:
+            left = jnp.maximum(1 - fitted.variance / noise, jnp.finfo(noise.dtype).eps)
+            residual, variance = (self.design.targets - fitted.mean) / left, noise / left
+        else:
+            diagonal = jnp.sum(self.factor**2, axis=1) / amplitude
+            residual, variance = self.coefficients / diagonal, amplitude / diagonal
+        mean = jnp.where(self.design.mask, self.design.targets - residual, fitted.mean)
+        alone = jnp.maximum(variance - noise, 0)
+        return Prediction(mean, jnp.where(self.design.mask, alone, fitted.variance))
+
+    def weighted_sum(self, archs: ArrayLike, weights: Float[Array, " m"]) -> WeightedSum:
+        """Return the mean of f at m architectures, and the variance of Σ w f."""
+        archs = jnp.asarray(as_rows(self.kernel, archs))
+        return WeightedSum(self.predict(archs).mean, double_sum(self, archs, weights))
+
 
 def condition(
     kernel: Kernel,
     archs: ArrayLike,
     targets: ArrayLike,
     hyperparameters: Hyperparameters,
+    *,
     mask: ArrayLike | None = None,
 ) -> Posterior:
     """Condition on n architectures [n, length] and targets [n]; rows with a false mask are padding.
@@ -70,7 +127,7 @@ def condition(
         >>> from bqnes_jax.spaces import NATS
         >>> archs = NATS.from_index(jnp.array([9504, 1234, 777]))
         >>> posterior = condition(WL(NATS), archs, jnp.array([1.0, 2.0, 3.0]), Hyperparameters())
-        >>> predict(posterior, archs).mean.round(1).tolist()
+        >>> posterior.predict(archs).mean.round(1).tolist()
         [1.0, 2.0, 3.0]
     """
     check_positive("amplitude", hyperparameters.amplitude)
@@ -83,10 +140,23 @@ def fit(
     kernel: Kernel,
     archs: ArrayLike,
     targets: ArrayLike,
+    *,
     mask: ArrayLike | None = None,
-    config: FitConfig = FitConfig(),  # noqa: B008 (immutable)
+    config: FitConfig = FitConfig(),
+    throw: bool = False,
 ) -> Posterior:
-    """Fit amplitude, noise and the kernel's leaves to targets [n], and condition on them.
+    """Fit amplitude, noise, mean and the kernel's leaves to targets, and condition on them.
+
+    Args:
+        kernel: the kernel, whose leaves are where the fit begins.
+        archs: n×length, the architectures.
+        targets: n, the observations.
+        mask: n, false for padding.
+        config: bounds and steps.
+        throw: whether to raise an error that explains a status other than OK.
+
+    Returns:
+        A `Posterior`.
 
     Example:
         >>> from bqnes_jax.kernels import WL
@@ -96,39 +166,21 @@ def fit(
         >>> bool(posterior.hyperparameters.amplitude > 0)
         True
     """
-    return fit_design(kernel, as_design(kernel, archs, targets, mask, "targets"), config)
-
-
-@base.predict.register
-def predict(posterior: Posterior, archs: ArrayLike, full_covariance: bool = False) -> Prediction:
-    """Return the mean [m] and the variance [m], or the covariance [m, m], of f at m architectures.
-
-    Observation noise is not part of it: add `posterior.hyperparameters.noise` for that.
-    """
-    return _predict(posterior, jnp.asarray(as_rows(posterior.kernel, archs)), full_covariance)
-
-
-@base.fantasise.register
-def fantasise(posterior: Posterior, archs: ArrayLike, mask: ArrayLike | None = None) -> Posterior:
-    """Return the posterior as if f had been observed at q architectures to be what is predicted.
-
-    The mean stays as it is; the variance shrinks around them.
-    """
-    archs = jnp.asarray(as_rows(posterior.kernel, archs))
-    mask = jnp.ones(len(archs), bool) if mask is None else jnp.asarray(mask)
-    check_mask("mask", mask, len(archs))
-    return _fantasise(posterior, archs, mask)
+    found = fit_design(kernel, as_design(kernel, archs, targets, mask, "targets"), config)
+    if throw:
+        throw_if_failed(found.status, "gp.fit")
+    return found
 
 
 @jax.jit
 def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparameters) -> Posterior:
     """Condition on a design set that has been checked."""
-    asked, design = design, usable(design)
+    asked, design = design, only_finite(design)
     dtype = design.targets.dtype
-    amplitude, noise = (jnp.asarray(value, dtype) for value in hyperparameters)
+    amplitude, noise, mean = (jnp.asarray(value, dtype) for value in hyperparameters)
     floor = jnp.finfo(dtype).eps  # less noise than that is none to the arithmetic
     ratio = jnp.maximum(noise / amplitude, floor)
-    solution = solve(kernel, design, ratio)
+    solution = solve(kernel, design, ratio, mean)
     n = jnp.sum(design.mask)
     evidence = -0.5 * (
         solution.quadratic / amplitude
@@ -138,7 +190,7 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     return Posterior(
         kernel=kernel,
         design=design,
-        hyperparameters=Hyperparameters(amplitude, ratio * amplitude),
+        hyperparameters=Hyperparameters(amplitude, ratio * amplitude, mean),
         coefficients=solution.coefficients,
         factor=jnp.sqrt(amplitude) * solution.factor,
         log_marginal_likelihood=evidence.astype(dtype),
@@ -153,14 +205,14 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
 @functools.partial(jax.jit, static_argnums=2)
 def fit_design(kernel: Kernel, design: Design, config: FitConfig) -> Posterior:
     """Fit on a design set that has been checked."""
-    fitted = fit_hyperparameters(kernel, usable(design), config)
+    fitted = fit_hyperparameters(kernel, only_finite(design), config)
     posterior = condition_design(fitted.kernel, design, fitted.hyperparameters)
     return dataclasses.replace(
         posterior, status=posterior.status | flag(fitted.at_bound, Status.AT_BOUND)
     )
 
 
-def usable(design: Design) -> Design:
+def only_finite(design: Design) -> Design:
     """Leave out what is not finite, and give padding a target of zero."""
     mask = design.mask & jnp.isfinite(design.targets)
     return Design(design.archs, jnp.where(mask, design.targets, 0), mask)
@@ -172,7 +224,7 @@ def _predict(
 ) -> Prediction:
     kernel = posterior.kernel
     basis = posterior_basis(posterior, archs)
-    mean = matmul(basis, posterior.coefficients)
+    mean = jnp.asarray(posterior.hyperparameters.mean) + matmul(basis, posterior.coefficients)
     half = matmul(basis, posterior.factor)
     if full_covariance:
         variance = matmul(half, half.T)
@@ -181,7 +233,7 @@ def _predict(
         variance = jnp.sum(half**2, axis=1)
         prior = None if posterior.weight_space else kernel.diag(archs)
     if prior is not None:
-        variance = posterior.hyperparameters.amplitude * prior - variance
+        variance = jnp.asarray(posterior.hyperparameters.amplitude) * prior - variance
         # Rounding can leave a variance just below zero where everything is known.
         variance = variance if full_covariance else jnp.maximum(variance, 0)
     return Prediction(mean, variance)
@@ -201,3 +253,41 @@ def posterior_basis(posterior: Posterior, archs: Num[Array, "m length"]) -> Floa
     if posterior.weight_space:
         return posterior.kernel.features(archs)
     return posterior.kernel.cross(archs, posterior.design.archs) * posterior.design.mask
+
+
+def double_sum(
+    posterior: Posterior,
+    archs: Num[Array, "m length"],
+    weights: Float[Array, " m"],
+    *,
+    squared: bool = False,
+) -> Float[Array, ""]:
+    """Return Σ_i Σ_j w_i w_j Σ_ij, or with Σ_ij², Σ the posterior covariance."""
+    basis = posterior_basis(posterior, archs)
+    amplitude = jnp.asarray(posterior.hyperparameters.amplitude)
+    # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
+    explained = jnp.sum(matmul(posterior.factor.T, matmul(basis.T, weights)) ** 2)
+    if posterior.weight_space and not squared:
+        return explained
+    if posterior.kernel.finite and not squared:
+        prior = jnp.sum(matmul(posterior.kernel.features(archs).T, weights) ** 2)
+        return amplitude * prior - explained
+    half = matmul(basis, posterior.factor)
+    if posterior.weight_space:
+        return jnp.sum(matmul(half.T * weights, half) ** 2)
+
+    rows = min(_ROWS, len(weights))
+    blocks = -(-len(weights) // rows)
+    padding = blocks * rows - len(weights)
+
+    def blocked(array: Array) -> Array:
+        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, widths).reshape(blocks, rows, *array.shape[1:])
+
+    def block(part: tuple[Array, Array, Array]) -> Float[Array, ""]:
+        some_archs, some_half, some_weights = part
+        prior = amplitude * posterior.kernel.cross(some_archs, archs)
+        covariance = prior - matmul(some_half, half.T)
+        return some_weights @ matmul(covariance**2 if squared else covariance, weights)
+
+    return jnp.sum(lax.map(block, (blocked(archs), blocked(half), blocked(weights))))

@@ -16,6 +16,10 @@ and, so that the surrogate knows it to be positive, warped by a square root: wit
 The last is linearised like WSABI-L, around the mean of the logarithm: what lies more than d nats
 below the best counts as d nats below, and is what the prior mean 0 stands for. Nothing is added for
 the variance: E[exp f] is dominated by what is not known at all, and overestimates by many nats.
+
+A log-likelihood of −∞ is a likelihood of 0, such as that of a network whose training failed: an
+observation like any other. No lower bound above it holds, so that β is then 0, and its target is 0
+under every warp.
 """
 
 import dataclasses
@@ -29,10 +33,17 @@ from jaxtyping import Array, Bool, Float
 
 from bqnes_jax.errors import BQNESError, check_choice, check_positive
 from bqnes_jax.kernels.base import Kernel
-from bqnes_jax.surrogates import base, gp
-from bqnes_jax.surrogates.base import Design, Hyperparameters, Prediction, as_design
+from bqnes_jax.surrogates.base import (
+    Design,
+    Hyperparameters,
+    Prediction,
+    WeightedSum,
+    as_design,
+    as_rows,
+)
 from bqnes_jax.surrogates.fitting import FitConfig
-from bqnes_jax.surrogates.gp import Posterior, condition_design, fit_design
+from bqnes_jax.surrogates.gp import Posterior, condition_design, double_sum, fit_design
+from bqnes_jax.types import Status, flag, throw_if_failed
 
 WARPS = ("linear", "moment", "none", "log")
 
@@ -47,19 +58,17 @@ class WarpConfig:
 
     Attributes:
         warp: "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP) or "log".
-        temperature: divides the summed log-likelihoods.
         floor: β is this times the smallest likelihood, for the two WSABI.
         depth: d, for "log".
     """
 
     warp: str = "linear"
-    temperature: float = TEMPERATURE
+    _: dataclasses.KW_ONLY
     floor: float = 0.8
     depth: float = 50.0
 
     def __post_init__(self) -> None:
         check_choice("warp", self.warp, WARPS)
-        check_positive("temperature", self.temperature)
         check_positive("depth", self.depth)
         if not 0 <= self.floor < 1:
             raise BQNESError(f"floor is {self.floor!r}; it must be at least 0 and below 1.")
@@ -84,57 +93,94 @@ class LikelihoodModel:
         """The status of the Gaussian process beneath."""
         return self.latent.status
 
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of the Gaussian process beneath."""
+        return self.latent.kernel
+
+    @property
+    def design(self) -> Design:
+        """The design set of the Gaussian process beneath, with warped targets."""
+        return self.latent.design
+
+    def predict(self, archs: ArrayLike, *, full_covariance: bool = False) -> Prediction:
+        """Return mean and variance (or covariance) of ℓ at m architectures."""
+        return unwarp(self, self.latent.predict(archs, full_covariance=full_covariance))
+
+    def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "LikelihoodModel":
+        """Return the model as if the latent function had been observed at its predicted means."""
+        return dataclasses.replace(self, latent=self.latent.fantasise(archs, mask))
+
+    def leave_one_out(self) -> Prediction:
+        """Return the moments of ℓ at each observed architecture, from the others alone."""
+        return unwarp(self, self.latent.leave_one_out())
+
+    def weighted_sum(self, archs: ArrayLike, weights: Float[Array, " m"]) -> WeightedSum:
+        """Return the mean of ℓ at m architectures, and the variance of Σ w ℓ."""
+        archs = jnp.asarray(as_rows(self.kernel, archs))
+        latent = self.latent.predict(archs)
+        variance = double_sum(self.latent, archs, weights * slope(self, latent.mean))
+        if self.warp == "moment":
+            variance += double_sum(self.latent, archs, weights, squared=True) / 2
+        return WeightedSum(unwarp(self, latent).mean, variance)
+
 
 def condition(
     kernel: Kernel,
     archs: ArrayLike,
     log_likelihoods: ArrayLike,
     hyperparameters: Hyperparameters,
+    *,
     mask: ArrayLike | None = None,
-    config: WarpConfig = WarpConfig(),  # noqa: B008 (immutable)
+    temperature: ArrayLike = TEMPERATURE,
+    config: WarpConfig = WarpConfig(),
 ) -> LikelihoodModel:
     """Condition on n architectures [n, length] and their summed log-likelihoods [n]."""
     check_positive("amplitude", hyperparameters.amplitude)
     check_positive("noise", hyperparameters.noise)
-    design = as_design(kernel, archs, log_likelihoods, mask, "log_likelihoods")
-    return _condition(kernel, design, hyperparameters, config)
+    design = _design(kernel, archs, log_likelihoods, mask, temperature)
+    return _condition(kernel, design, hyperparameters, temperature, config)
 
 
 def fit(
     kernel: Kernel,
     archs: ArrayLike,
     log_likelihoods: ArrayLike,
+    *,
     mask: ArrayLike | None = None,
-    config: WarpConfig = WarpConfig(),  # noqa: B008 (immutable)
-    fit_config: FitConfig = FitConfig(),  # noqa: B008 (immutable)
+    temperature: ArrayLike = TEMPERATURE,
+    config: WarpConfig = WarpConfig(),
+    fit_config: FitConfig = FitConfig(),
+    throw: bool = False,
 ) -> LikelihoodModel:
-    """Fit the hyper-parameters to n summed log-likelihoods, and condition on them.
+    """Fit the hyper-parameters to summed log-likelihoods, and condition on them.
+
+    Args:
+        kernel: the kernel, whose leaves are where the fit begins.
+        archs: n×length, the architectures.
+        log_likelihoods: n, summed over the validation points; −∞ is a likelihood of 0.
+        mask: n, false for padding.
+        temperature: divides the log-likelihoods.
+        config: the warp.
+        fit_config: bounds and steps.
+        throw: whether to raise an error that explains a status other than OK.
+
+    Returns:
+        A `LikelihoodModel`.
 
     Example:
         >>> from bqnes_jax.kernels import WL
         >>> from bqnes_jax.spaces import NATS
         >>> archs = NATS.sample(jax.random.key(0), 50)
         >>> model = fit(WL(NATS), archs, -500.0 * jnp.sum(archs != 3, axis=1))
-        >>> predict(model, archs).mean.shape
+        >>> model.predict(archs).mean.shape
         (50,)
     """
-    design = as_design(kernel, archs, log_likelihoods, mask, "log_likelihoods")
-    return _fit(kernel, design, config, fit_config)
-
-
-@base.predict.register
-def predict(model: LikelihoodModel, archs: ArrayLike, full_covariance: bool = False) -> Prediction:
-    """Return mean and variance (or covariance) of ℓ at m architectures, in units of `log_scale`."""
-    latent = gp.predict(model.latent, archs, full_covariance)
-    return unwarp(model, latent)
-
-
-@base.fantasise.register
-def fantasise(
-    model: LikelihoodModel, archs: ArrayLike, mask: ArrayLike | None = None
-) -> LikelihoodModel:
-    """Return the model as if the latent function had been observed where the mean predicts it."""
-    return dataclasses.replace(model, latent=gp.fantasise(model.latent, archs, mask))
+    design = _design(kernel, archs, log_likelihoods, mask, temperature)
+    found = _fit(kernel, design, temperature, config, fit_config)
+    if throw:
+        throw_if_failed(found.status, "wsabi.fit")
+    return found
 
 
 def unwarp(model: LikelihoodModel, latent: Prediction) -> Prediction:
@@ -169,51 +215,85 @@ class Warped(NamedTuple):
 
 
 def warp_likelihoods(
-    log_likelihoods: Float[Array, " n"], mask: Bool[Array, " n"], config: WarpConfig
+    log_likelihoods: Float[Array, " n"],
+    mask: Bool[Array, " n"],
+    config: WarpConfig,
+    *,
+    temperature: ArrayLike = TEMPERATURE,
 ) -> Warped:
     """Temper, normalise by the maximum and warp; all in log space until the last step.
 
     √(2(ℓ − β)) = √2 · exp(½ log ℓ) · √(1 − 0.8 ℓ_min/ℓ), whose gradient is finite even at ℓ = 0.
     """
-    tempered = log_likelihoods / config.temperature
-    log_scale = jnp.max(tempered, where=mask, initial=-jnp.inf)
+    tempered = log_likelihoods / temperature
+    zero = mask & (tempered == -jnp.inf)
+    seen = mask & ~zero
+    log_scale = jnp.max(tempered, where=seen, initial=-jnp.inf)
     log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
-    relative = jnp.where(mask, tempered - log_scale, 0)
+    relative = jnp.where(seen, tempered - log_scale, 0)
     if config.warp == "none":
-        return Warped(jnp.where(mask, jnp.exp(relative), 0), jnp.zeros_like(log_scale), log_scale)
+        return Warped(jnp.where(seen, jnp.exp(relative), 0), jnp.zeros_like(log_scale), log_scale)
     if config.warp == "log":
         depth = jnp.asarray(config.depth, relative.dtype)
         targets = jnp.maximum(relative, -depth) + depth
-        return Warped(jnp.where(mask, targets, 0), -depth, log_scale)
-    least = jnp.min(relative, where=mask, initial=0)
-    share = config.floor * jnp.exp(least - relative)  # β/ℓ, at most `floor`
+        return Warped(jnp.where(seen, targets, 0), -depth, log_scale)
+    least = jnp.min(relative, where=seen, initial=0)
+    floor = jnp.where(jnp.any(zero), 0, config.floor)
+    share = floor * jnp.exp(least - relative)  # β/ℓ, at most `floor`
     targets = jnp.sqrt(2 * (1 - share)) * jnp.exp(relative / 2)
-    return Warped(jnp.where(mask, targets, 0), config.floor * jnp.exp(least), log_scale)
+    return Warped(jnp.where(seen, targets, 0), floor * jnp.exp(least), log_scale)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jax.jit, static_argnums=4)
 def _condition(
-    kernel: Kernel, design: Design, hyperparameters: Hyperparameters, config: WarpConfig
+    kernel: Kernel,
+    design: Design,
+    hyperparameters: Hyperparameters,
+    temperature: ArrayLike,
+    config: WarpConfig,
 ) -> LikelihoodModel:
-    warped, latent_design = _latent_design(design, config)
-    return _model(condition_design(kernel, latent_design, hyperparameters), warped, config)
+    warped, latent_design = _latent_design(design, temperature, config)
+    return _model(condition_design(kernel, latent_design, hyperparameters), design, warped, config)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(3, 4))
 def _fit(
-    kernel: Kernel, design: Design, config: WarpConfig, fit_config: FitConfig
+    kernel: Kernel,
+    design: Design,
+    temperature: ArrayLike,
+    config: WarpConfig,
+    fit_config: FitConfig,
 ) -> LikelihoodModel:
-    warped, latent_design = _latent_design(design, config)
-    return _model(fit_design(kernel, latent_design, fit_config), warped, config)
+    warped, latent_design = _latent_design(design, temperature, config)
+    return _model(fit_design(kernel, latent_design, fit_config), design, warped, config)
 
 
-def _latent_design(design: Design, config: WarpConfig) -> tuple[Warped, Design]:
-    # What is not finite stays so, and is left out (and reported) by the Gaussian process.
-    usable = design.mask & jnp.isfinite(design.targets)
-    warped = warp_likelihoods(design.targets, usable, config)
+def _design(
+    kernel: Kernel,
+    archs: ArrayLike,
+    log_likelihoods: ArrayLike,
+    mask: ArrayLike | None,
+    temperature: ArrayLike,
+) -> Design:
+    check_positive("temperature", temperature)
+    name = "log_likelihoods"
+    return as_design(kernel, archs, log_likelihoods, mask, name, logarithms=True)
+
+
+def _latent_design(
+    design: Design, temperature: ArrayLike, config: WarpConfig
+) -> tuple[Warped, Design]:
+    # What is no likelihood stays so, and is left out (and reported) by the Gaussian process.
+    usable = design.mask & (design.targets < jnp.inf)
+    warped = warp_likelihoods(design.targets, usable, config, temperature=temperature)
     targets = jnp.where(design.mask & ~usable, jnp.nan, warped.targets)
     return warped, design._replace(targets=targets)
 
 
-def _model(latent: Posterior, warped: Warped, config: WarpConfig) -> LikelihoodModel:
+def _model(
+    latent: Posterior, design: Design, warped: Warped, config: WarpConfig
+) -> LikelihoodModel:
+    # To have seen likelihoods of 0 alone is to have seen nothing: their unit is not known.
+    seen = jnp.any(design.mask & jnp.isfinite(design.targets))
+    latent = dataclasses.replace(latent, status=latent.status | flag(~seen, Status.EMPTY))
     return LikelihoodModel(latent, warped.offset, warped.log_scale, config.warp)
