@@ -16,7 +16,7 @@ from bqnes_jax.quadrature import (
     upper_confidence_bound,
 )
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.surrogates import Hyperparameters, Prediction, fantasise, gp, predict, wsabi
+from bqnes_jax.surrogates import Hyperparameters, Prediction, gp, wsabi
 from bqnes_jax.types import Status
 from tests.toy import GRID
 
@@ -36,7 +36,9 @@ def test_log_expected_improvement_equals_the_integral(tolerance):
     z = np.array([-1e3, -50, -21, -19, -14, -10.1, -9.9, -5, -1.01, -0.99, -0.1, 0, 0.5, 3])
     sd, best = 0.3, 2.0
     ours = log_expected_improvement(
-        Prediction(jnp.asarray(best + sd * z), jnp.full(len(z), sd**2)), jnp.zeros(len(z)), best
+        Prediction(jnp.asarray(best + sd * z), jnp.full(len(z), sd**2)),
+        jnp.zeros(len(z)),
+        best=best,
     )
     expected = np.log(sd) + np.array([log_h(value) for value in z])
     # A float32 mean near 2 holds z to 1e-6, whose effect grows with |z|.
@@ -47,17 +49,17 @@ def test_log_expected_improvement_equals_the_integral(tolerance):
 
 def test_log_expected_improvement_orders_what_float32_cannot_see():
     mean = jnp.linspace(-40.0, -20.0, 50)
-    scores = log_expected_improvement(Prediction(mean, jnp.ones(50)), jnp.zeros(50), 0.0)
+    scores = log_expected_improvement(Prediction(mean, jnp.ones(50)), jnp.zeros(50), best=0.0)
     assert (jnp.diff(scores) > 0).all()
     gradient = jax.grad(
-        lambda m: log_expected_improvement(Prediction(m, jnp.ones(6)), jnp.zeros(6), 0.0).sum()
+        lambda m: log_expected_improvement(Prediction(m, jnp.ones(6)), jnp.zeros(6), best=0.0).sum()
     )(jnp.array([-1e4, -20.0, -10.0, -1.0, 0.0, 5.0]))
     assert (jnp.isfinite(gradient) & (gradient > 0)).all()
 
 
 def test_log_expected_improvement_of_what_is_known():
     prediction = Prediction(jnp.array([1.0, 3.0]), jnp.zeros(2))
-    scores = log_expected_improvement(prediction, jnp.zeros(2), 2.0)
+    scores = log_expected_improvement(prediction, jnp.zeros(2), best=2.0)
     assert scores[0] == -jnp.inf
     np.testing.assert_allclose(scores[1], 0, atol=1e-6)
 
@@ -67,9 +69,9 @@ def test_uncertainty_sampling_is_the_published_one(tolerance):
     model = wsabi.fit(WL(NATS), archs, -300.0 * jnp.sum(archs != 3, axis=1))
     test = NATS.sample(jax.random.key(1), 50)
     log_prior = jnp.log(jax.random.dirichlet(jax.random.key(2), jnp.ones(50)))
-    mu, sigma = gp.predict(model.latent, test)
+    mu, sigma = model.latent.predict(test)
     expected = np.asarray(sigma) * np.asarray(mu) ** 2 * np.exp(np.asarray(log_prior)) ** 2
-    ours = jnp.exp(uncertainty_sampling(predict(model, test), log_prior))
+    ours = jnp.exp(uncertainty_sampling(model.predict(test), log_prior))
     np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-8))
 
 
@@ -95,9 +97,9 @@ ACQUISITIONS = [
 @pytest.mark.parametrize("acquisition", ACQUISITIONS)
 def test_the_best_of_the_space_is_proposed(acquisition):
     posterior, archs = grid_posterior(), enumerate_space(GRID)
-    scores = np.array(acquisition(predict(posterior, archs), jnp.zeros(36)))
+    scores = np.array(acquisition(posterior.predict(archs), jnp.zeros(36)))
     scores[[0, 7, 20, 35]] = -np.inf
-    proposal = propose(posterior, archs, acquisition)
+    proposal = propose(posterior, archs, acquisition=acquisition)
     assert proposal.indices.tolist() == [scores.argmax()]
     np.testing.assert_allclose(proposal.scores[0], scores.max(), rtol=1e-4)
     assert (proposal.archs[0] == archs[scores.argmax()]).all()
@@ -107,11 +109,11 @@ def test_the_best_of_the_space_is_proposed(acquisition):
 @pytest.mark.parametrize("acquisition", ACQUISITIONS)
 def test_several_at_once_are_chosen_one_after_another_by_fantasies(acquisition):
     posterior, archs = grid_posterior(), enumerate_space(GRID)
-    together = propose(posterior, archs, acquisition, q=4)
+    together = propose(posterior, archs, acquisition=acquisition, q=4)
     current, chosen = posterior, []
     for _ in range(4):
-        chosen.append(int(propose(current, archs, acquisition).indices[0]))
-        current = fantasise(posterior, archs[jnp.array(chosen)])
+        chosen.append(int(propose(current, archs, acquisition=acquisition).indices[0]))
+        current = posterior.fantasise(archs[jnp.array(chosen)])
     assert together.indices.tolist() == chosen
     assert len(set(chosen)) == 4
 
@@ -173,8 +175,8 @@ def nan_at_first(prediction, log_prior):
 def test_nan_never_wins():
     archs = enumerate_space(GRID)
     posterior = gp.condition(RBF(GRID, 0.3), archs[5:6], np.ones(1), HYPERPARAMETERS)
-    assert propose(posterior, archs[:5], nan_at_first).indices[0] == 4
-    assert propose(posterior, archs[:1], nan_at_first).status == Status.EMPTY
+    assert propose(posterior, archs[:5], acquisition=nan_at_first).indices[0] == 4
+    assert propose(posterior, archs[:1], acquisition=nan_at_first).status == Status.EMPTY
 
 
 def test_the_prior_draws_uncertainty_sampling_to_it():

@@ -17,9 +17,9 @@ from bqnes_jax.quadrature import (
     quadrature_weights,
     sampled_evidence,
 )
-from bqnes_jax.quadrature.evidence import _double_sum
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.surrogates import Hyperparameters, WarpConfig, gp, predict, wsabi
+from bqnes_jax.surrogates import Hyperparameters, WarpConfig, wsabi
+from bqnes_jax.surrogates.gp import double_sum
 from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
@@ -34,7 +34,7 @@ def log_likelihood(archs):
 def model_of(kernel, warp, n=15, **options):
     archs = ARCHS[np.random.default_rng(0).permutation(36)[:n]]
     config = WarpConfig(warp=warp, **options)
-    hyperparameters = Hyperparameters(0.8, 0.01)
+    hyperparameters = Hyperparameters(0.8, 0.01, mean=0.1)
     return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
 
 
@@ -46,7 +46,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
     model = model_of(kernel, warp)
     assert model.latent.weight_space == isinstance(kernel, Polynomial)
     prior = np.ones(36) / 36 if uniform else np.random.default_rng(1).dirichlet(np.ones(36))
-    latent = gp.predict(model.latent, ARCHS, full_covariance=True)
+    latent = model.latent.predict(ARCHS, full_covariance=True)
     mu, sigma = (np.asarray(moment, np.float64) for moment in latent)
     mean = variance = 0.0
     for i in range(36):
@@ -65,7 +65,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
                 "log": np.exp(mu[i] + mu[j] - 100) * sigma[i, j],
             }
             variance += prior[i] * prior[j] * term[warp]
-    ours = exact_evidence(model, GRID, None if uniform else np.log(prior))
+    ours = exact_evidence(model, GRID, log_prior=None if uniform else np.log(prior))
     scale = float(model.log_scale)
     np.testing.assert_allclose(ours.log_evidence, scale + np.log(mean), atol=tolerance(1e-5, 1e-10))
     np.testing.assert_allclose(
@@ -90,11 +90,11 @@ def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
 def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, tolerance):
     posterior = model_of(kernel, "linear").latent
     weights = jnp.asarray(np.random.default_rng(0).normal(size=36))
-    sigma = gp.predict(posterior, ARCHS, full_covariance=True).variance
+    sigma = posterior.predict(ARCHS, full_covariance=True).variance
     expected = weights @ (sigma**2 if squared else sigma) @ weights
     for rows in (1, 5, 36, 512):
-        monkeypatch.setattr("bqnes_jax.quadrature.evidence._ROWS", rows)
-        ours = _double_sum(posterior, ARCHS, weights, squared)
+        monkeypatch.setattr("bqnes_jax.surrogates.gp._ROWS", rows)
+        ours = double_sum(posterior, ARCHS, weights, squared=squared)
         np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
     errors = []
     for samples in (64, 1024):
         keys = jax.random.split(jax.random.key(0), 200)
-        draws = jax.vmap(lambda key, s=samples: sampled_evidence(key, model, GRID, s))(keys)
+        draws = jax.vmap(lambda key, s=samples: sampled_evidence(key, model, GRID, samples=s))(keys)
         relative = np.expm1(np.asarray(draws.log_evidence) - float(exact.log_evidence))
         errors.append(np.sqrt(np.mean(relative**2)))
         # the reported error is the real one, and what the mean does not show is not there
@@ -121,10 +121,10 @@ def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
 def test_quadrature_weights_give_the_mean(kernel, tolerance):
     model = model_of(kernel, "none")
     weights = quadrature_weights(model, ARCHS, np.full(36, 1 / 36))
-    estimate = jnp.sum(weights * model.latent.design.targets)
+    amplitude, noise, mean = map(float, model.latent.hyperparameters)
+    estimate = mean + jnp.sum(weights * (model.latent.design.targets - mean))
     expected = jnp.exp(exact_evidence(model, GRID).log_evidence - model.log_scale)
     np.testing.assert_allclose(estimate, expected, rtol=tolerance(1e-3, 1e-9))
-    amplitude, noise = map(float, model.latent.hyperparameters)
     gram = np.asarray(kernel.gram(model.latent.design.archs), float)
     kernel_mean = np.asarray(kernel.cross(model.latent.design.archs, ARCHS), float).mean(1)
     expected = np.linalg.solve(gram + noise / amplitude * np.eye(15), kernel_mean)
@@ -146,10 +146,10 @@ def test_quadrature_weights_without_noise(kernel):
 
 def test_a_negative_estimate_of_the_plain_gp_is_flagged():
     model = model_of(Polynomial(), "none", n=15)
-    mean = predict(model, ARCHS).mean
+    mean = model.predict(ARCHS).mean
     assert mean.min() < 0
     log_prior = jnp.full(36, -50.0).at[jnp.argmin(mean)].set(0.0)
-    evidence = exact_evidence(model, GRID, log_prior)
+    evidence = exact_evidence(model, GRID, log_prior=log_prior)
     assert Status(int(evidence.status)) == Status.NEGATIVE
     assert evidence.log_evidence == -jnp.inf
     assert not any(jnp.isnan(value) for value in evidence)
@@ -160,7 +160,7 @@ def test_likelihoods_500_nats_apart_give_no_nan(kernel):
     archs = jnp.tile(NATS.sample(jax.random.key(0), 30), (5, 1))
     log_likelihoods = -128 * 500 * np.random.default_rng(0).random(150)
     model = wsabi.fit(kernel, archs, log_likelihoods)
-    evidence = sampled_evidence(jax.random.key(1), model, NATS, 512)
+    evidence = sampled_evidence(jax.random.key(1), model, NATS, samples=512)
     assert all(jnp.isfinite(value) for value in evidence)
 
 
@@ -172,7 +172,7 @@ def test_the_whole_nats_space_by_points_and_in_weight_space(tolerance):
     for n in (110, 90):
         mask = jnp.arange(n) < 90
         model = wsabi.condition(
-            WL(NATS), archs[:n], log_likelihoods[:n], Hyperparameters(0.5, 0.05), mask
+            WL(NATS), archs[:n], log_likelihoods[:n], Hyperparameters(0.5, 0.05), mask=mask
         )
         assert model.latent.weight_space == (n == 110)
         results.append(exact_evidence(model, NATS))
@@ -202,7 +202,11 @@ def test_draws_without_replacement_are_unbiased_for_any_rule(tolerance):
 
 def test_draws_that_failed_or_are_padding():
     evidence = drawn_evidence(
-        jnp.array([-3.0, jnp.nan, -1.0, 50.0]), jnp.full(4, -1.0), 5, jnp.arange(4) < 3, 1.0
+        jnp.array([-3.0, jnp.nan, -1.0, 50.0]),
+        jnp.full(4, -1.0),
+        5,
+        mask=jnp.arange(4) < 3,
+        temperature=1.0,
     )
     zero = drawn_evidence(jnp.array([-3.0, -1e30, -1.0]), jnp.full(3, -1.0), 5, temperature=1.0)
     np.testing.assert_allclose(evidence.log_evidence, zero.log_evidence, rtol=1e-6)
@@ -240,8 +244,8 @@ def test_log_posterior_leaves_out_what_failed():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda m: exact_evidence(m, GRID, np.zeros(3)), r"log_prior has shape \(3,\)"),
-        (lambda m: sampled_evidence(jax.random.key(0), m, GRID, 1), "samples is 1"),
+        (lambda m: exact_evidence(m, GRID, log_prior=np.zeros(3)), r"log_prior has shape \(3,\)"),
+        (lambda m: sampled_evidence(jax.random.key(0), m, GRID, samples=1), "samples is 1"),
         (
             lambda m: quadrature_weights(m, ARCHS, np.ones(36)),
             "warp is 'linear'; only the plain GP",

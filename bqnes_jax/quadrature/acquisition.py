@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_mask, check_shape, check_whole
-from bqnes_jax.surrogates import Posterior, Prediction, fantasise, predict
+from bqnes_jax.surrogates import Prediction, Surrogate
 from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.types import Status, flag
 
@@ -35,14 +35,14 @@ def uncertainty_sampling(
 
 
 def upper_confidence_bound(
-    prediction: Prediction, log_prior: Float[Array, " m"], weight: ArrayLike = 2.0
+    prediction: Prediction, log_prior: Float[Array, " m"], *, weight: ArrayLike = 2.0
 ) -> Float[Array, " m"]:
     """Return mean + weight · standard deviation; the prior plays no part."""
     return prediction.mean + weight * jnp.sqrt(prediction.variance)
 
 
 def log_expected_improvement(
-    prediction: Prediction, log_prior: Float[Array, " m"], best: ArrayLike
+    prediction: Prediction, log_prior: Float[Array, " m"], *, best: ArrayLike
 ) -> Float[Array, " m"]:
     """Return log E[max(f − best, 0)] = log σ + log h(z), z = (mean − best)/σ; no prior.
 
@@ -68,8 +68,9 @@ class Proposal(NamedTuple):
 
 
 def propose(
-    surrogate,
+    surrogate: Surrogate,
     pool: ArrayLike,
+    *,
     acquisition=uncertainty_sampling,
     q: int = 1,
     log_prior: ArrayLike | None = None,
@@ -92,7 +93,7 @@ def propose(
         >>> propose(model, enumerate_space(NATS), q=4).archs.shape
         (4, 6)
     """
-    pool = jnp.asarray(as_rows(_latent(surrogate).kernel, pool))
+    pool = jnp.asarray(as_rows(surrogate.kernel, pool))
     if len(pool) == 0:
         raise BQNESError(f"pool has shape {pool.shape}; it must be (m, length) with m at least 1.")
     if not callable(acquisition):
@@ -111,7 +112,7 @@ def propose(
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def _propose(
-    surrogate,
+    surrogate: Surrogate,
     pool: Num[Array, "m length"],
     acquisition: Partial,
     log_prior: Float[Array, " m"],
@@ -119,10 +120,9 @@ def _propose(
     q: int,
     distinct: bool,
 ) -> Proposal:
-    posterior = _latent(surrogate)
-    described = posterior.kernel.features if distinct else (lambda archs: archs)
+    described = surrogate.kernel.features if distinct else (lambda archs: archs)
     views = described(pool)
-    observed = posterior.design
+    observed = surrogate.design
     taken = _is_among(views, described(observed.archs), observed.mask)
     indices, scores = choose_greedily(
         surrogate,
@@ -136,25 +136,27 @@ def _propose(
 
 
 def choose_greedily(
-    surrogate,
+    surrogate: Surrogate,
     rows: Num[Array, "m length"],
-    score: Callable[[Prediction], Float[Array, " m"]],
+    score: Callable[[Prediction], Float[Array, " k"]],
     eligible: Bool[Array, " k"],
     q: int,
     excludes: Callable[[Int32[Array, ""]], Bool[Array, " k"]],
+    *,
     row_of: Int32[Array, " k"] | None = None,
 ) -> tuple[Int32[Array, " q"], Float[Array, " q"]]:
     """Choose q of k, each after conditioning on the surrogate's own mean at those before it.
 
     The surrogate sees the i-th of them as `rows[row_of[i]]`, so that many can share a row (one row
-    each unless given); `excludes(i)` tells what choosing it rules out, itself included.
+    each unless given); `score` turns predictions at the rows into scores of the k, and
+    `excludes(i)` tells what choosing one rules out, itself included.
     """
     row_of = jnp.arange(len(eligible), dtype=jnp.int32) if row_of is None else row_of
 
     def choose(carry, slot):
         chosen, filled, eligible = carry
-        current = surrogate if q == 1 else fantasise(surrogate, chosen, filled)
-        scores = score(predict(current, rows))[row_of]
+        current = surrogate if q == 1 else surrogate.fantasise(chosen, filled)
+        scores = score(current.predict(rows))
         # A score may underflow to −inf and still be the best there is; only NaN is none.
         scores = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
         scores = jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
@@ -164,15 +166,6 @@ def choose_greedily(
 
     start = (jnp.zeros((q, rows.shape[1]), rows.dtype), jnp.zeros(q, bool), eligible)
     return lax.scan(choose, start, jnp.arange(q))[1]
-
-
-def _latent(surrogate) -> Posterior:
-    latent = surrogate if isinstance(surrogate, Posterior) else getattr(surrogate, "latent", None)
-    if latent is None:
-        raise BQNESError(
-            f"{type(surrogate).__name__} is not a surrogate; fit one with gp or wsabi."
-        )
-    return latent
 
 
 def _is_among(rows: Array, others: Array, mask: Bool[Array, " n"]) -> Bool[Array, " m"]:

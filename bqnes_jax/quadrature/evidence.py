@@ -9,13 +9,13 @@ The sums run over the whole space, or over draws from the prior (Monte Carlo ker
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int32, Num
+from jaxtyping import Array, Bool, Float, Int, Int32, Num
 
 from bqnes_jax.errors import (
     BQNESError,
@@ -25,14 +25,12 @@ from bqnes_jax.errors import (
     check_shape,
     check_whole,
 )
-from bqnes_jax.kernels.base import is_finite, matmul
-from bqnes_jax.spaces.base import EnumerableSpace, Space, enumerate_space
-from bqnes_jax.surrogates import TEMPERATURE, LikelihoodModel, Posterior, gp, wsabi
+from bqnes_jax.kernels.base import matmul
+from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
+from bqnes_jax.surrogates import TEMPERATURE, LikelihoodModel, Posterior, Surrogate, gp
 from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.surrogates.solve import masked_features
 from bqnes_jax.types import PRNGKey, Status, flag
-
-_ROWS = 512  # of the covariance held in memory at a time
 
 
 class Evidence(NamedTuple):
@@ -49,20 +47,21 @@ class Evidence(NamedTuple):
     status: Int32[Array, ""]
 
 
-def evidence_over(model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike) -> Evidence:
+def evidence_over(model: Surrogate, archs: ArrayLike, weights: ArrayLike) -> Evidence:
     """Sum over m architectures [m, length] with prior probabilities `weights` [m]."""
     archs, weights = _weighted(model, archs, weights)
     return weighted_evidence(model, archs, weights, sampled=False)
 
 
 def exact_evidence(
-    model: LikelihoodModel, space: EnumerableSpace, log_prior: ArrayLike | None = None
+    model: Surrogate, space: Space, *, log_prior: ArrayLike | None = None
 ) -> Evidence:
     """Sum over every architecture of a space; `log_prior` [size] is uniform unless given.
 
     Example:
         >>> from bqnes_jax.kernels import WL
         >>> from bqnes_jax.spaces import NATS
+        >>> from bqnes_jax.surrogates import wsabi
         >>> archs = NATS.sample(jax.random.key(0), 120)
         >>> model = wsabi.fit(WL(NATS), archs, -500.0 * jnp.sum(archs != 3, axis=1))
         >>> exact_evidence(model, NATS).sampling_sd.item()
@@ -75,27 +74,40 @@ def exact_evidence(
 
 
 def sampled_evidence(
-    key: PRNGKey, model: LikelihoodModel, space: Space, samples: int = 2048
+    key: PRNGKey,
+    model: Surrogate,
+    space: Space,
+    *,
+    samples: int = 2048,
+    prior: Callable[[Architectures], Float[Array, " n"]] | None = None,
 ) -> Evidence:
-    """Average over draws from the prior; the error shrinks as samples^-½."""
+    """Average over uniform draws; the error shrinks as samples^-½.
+
+    With a `prior`, a function of architectures that returns their log-weights, the draws are
+    weighted by it, and the weights normalised.
+    """
     check_whole("samples", samples, 2)
     archs = space.sample(key, samples)
-    return weighted_evidence(model, archs, jnp.full(samples, 1 / samples), sampled=True)
+    equal = jnp.full(samples, 1 / samples)
+    weights = equal if prior is None else jax.nn.softmax(prior(archs))
+    return weighted_evidence(model, archs, weights, sampled=True)
 
 
 def drawn_evidence(
     log_likelihoods: ArrayLike,
     log_draw_probabilities: ArrayLike,
     size: int,
+    *,
+    log_prior: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     temperature: ArrayLike = TEMPERATURE,
 ) -> Evidence:
     """Estimate the evidence without a surrogate, from n architectures drawn one after another.
 
-    Each is drawn from those not drawn before, of a space of `size` equally likely ones, with a
-    probability q_n that may depend on all that came before. Then
+    Each is drawn from those not drawn before, of a space of `size`, with a probability q_n that
+    may depend on all that came before. Then
 
-        t_n = Σ_{i<n} π ℓ_i + π ℓ_n / q_n
+        t_n = Σ_{i<n} π_i ℓ_i + π_n ℓ_n / q_n
 
     is an unbiased estimate of Z for every n (Des Raj 1956), and so is their average, here with
     weights proportional to n: later draws are better informed. The t_n are uncorrelated, and so
@@ -106,6 +118,7 @@ def drawn_evidence(
             a failure, which has likelihood 0.
         log_draw_probabilities: n, log q_n.
         size: of the space.
+        log_prior: n, log π_n, normalised over the space; by default all of it is equally likely.
         mask: n, false for padding at the end.
         temperature: divides the log-likelihoods.
 
@@ -119,37 +132,123 @@ def drawn_evidence(
         >>> round(float(jnp.exp(z.log_evidence)), 3), bool(z.sampling_sd < 1e-3)
         (0.3, True)
     """
-    tempered = jnp.asarray(log_likelihoods, float) / temperature
-    log_q = jnp.asarray(log_draw_probabilities, float)
-    check_shape("log_likelihoods", tempered, (None,))
-    check_shape("log_draw_probabilities", log_q, tempered.shape)
-    check_whole("size", size, 1)
+    drawn = _as_drawn(log_likelihoods, "log_draw_probabilities", log_draw_probabilities, mask, size)
+    if log_prior is not None:
+        log_prior = jnp.asarray(log_prior, float)
+        check_shape("log_prior", log_prior, drawn.log_likelihoods.shape)
+        drawn = drawn._replace(log_prior=log_prior)
     check_positive("temperature", temperature)
-    mask = jnp.ones(len(tempered), bool) if mask is None else jnp.asarray(mask)
-    check_mask("mask", mask, len(tempered))
-    return _drawn_evidence(tempered, log_q, mask, size)
+    return _drawn_evidence(drawn, jnp.asarray(temperature, float), size)
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _drawn_evidence(
-    tempered: Float[Array, " n"], log_q: Float[Array, " n"], mask: Bool[Array, " n"], size: int
+def included_evidence(
+    log_likelihoods: ArrayLike,
+    inclusion: ArrayLike,
+    size: int,
+    *,
+    mask: ArrayLike | None = None,
+    temperature: ArrayLike = TEMPERATURE,
 ) -> Evidence:
-    usable = mask & jnp.isfinite(tempered)
-    log_scale = jnp.max(tempered, where=usable, initial=-jnp.inf)
-    log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
-    mass = jnp.where(usable, jnp.exp(tempered - log_scale), 0) / size
-    estimates = jnp.cumsum(mass) - mass + mass * jnp.exp(-jnp.where(mask, log_q, 0))
+    """Estimate the evidence without a surrogate, from n architectures drawn with known chances.
+
+    With P_n the probability that an architecture is among the n at all, Ẑ = Σ π ℓ_n / P_n is
+    unbiased (Horvitz and Thompson 1952). Its error, for n that is fixed, is by Deville (1999):
+
+        n/(n−1) Σ (1 − P_n) (π ℓ_n / P_n − B)²,    B = Σ (1 − P) π ℓ / P / Σ (1 − P).
+
+    `candidates.inclusion_probabilities` approximates P_n of draws that depend on what came before.
+
+    Args:
+        log_likelihoods: n, summed over the validation points; NaN marks a failure, which has
+            likelihood 0.
+        inclusion: n, the probabilities P_n.
+        size: of the space, whose architectures are equally likely.
+        mask: n, false for padding.
+        temperature: divides the log-likelihoods.
+
+    Returns:
+        An `Evidence` without posterior error.
+
+    Example:
+        >>> everything = jnp.log(jnp.array([0.1, 0.2, 0.6]))
+        >>> z = included_evidence(everything, jnp.ones(3), 3, temperature=1)
+        >>> round(float(jnp.exp(z.log_evidence)), 3), float(z.sampling_sd)
+        (0.3, 0.0)
+    """
+    drawn = _as_drawn(log_likelihoods, "inclusion", inclusion, mask, size)
+    check_positive("temperature", temperature)
+    return _included_evidence(drawn, jnp.asarray(temperature, float), size)
+
+
+class _Drawn(NamedTuple):
+    """Architectures that were drawn, and a probability of each."""
+
+    log_likelihoods: Float[Array, " n"]
+    probabilities: Float[Array, " n"]  # or their logarithms
+    mask: Bool[Array, " n"]
+    log_prior: Float[Array, " n"] | None = None  # equal
+
+    def masses(self, temperature: Float[Array, ""], size: int):
+        """Return π ℓ of each, the logarithm of their unit, and whether a likelihood is missing."""
+        tempered = self.log_likelihoods / temperature
+        finite = self.mask & jnp.isfinite(tempered)
+        log_scale = jnp.max(tempered, where=finite, initial=-jnp.inf)
+        log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
+        mass = jnp.where(finite, jnp.exp(tempered - log_scale), 0)
+        mass = mass / size if self.log_prior is None else mass * jnp.exp(self.log_prior)
+        return mass, log_scale, jnp.any(self.mask & ~finite)
+
+
+def _as_drawn(
+    log_likelihoods: ArrayLike, name: str, values: ArrayLike, mask: ArrayLike | None, size: int
+) -> _Drawn:
+    log_likelihoods, values = jnp.asarray(log_likelihoods, float), jnp.asarray(values, float)
+    check_shape("log_likelihoods", log_likelihoods, (None,))
+    check_shape(name, values, log_likelihoods.shape)
+    check_whole("size", size, 1)
+    mask = jnp.ones(len(values), bool) if mask is None else jnp.asarray(mask)
+    check_mask("mask", mask, len(values))
+    return _Drawn(log_likelihoods, values, mask)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _drawn_evidence(drawn: _Drawn, temperature: Float[Array, ""], size: int) -> Evidence:
+    mask = drawn.mask
+    mass, log_scale, failed = drawn.masses(temperature, size)
+    estimates = jnp.cumsum(mass) - mass + mass * jnp.exp(-jnp.where(mask, drawn.probabilities, 0))
     weights = jnp.where(mask, jnp.arange(1, len(mass) + 1), 0).astype(mass.dtype)
     weights /= jnp.maximum(jnp.sum(weights), 1)
     mean = jnp.sum(weights * estimates)
     scatter = jnp.sum(weights**2 * (estimates - mean) ** 2)
+    return _of_draws(mean, log_scale, scatter, jnp.sum(mask), failed)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _included_evidence(drawn: _Drawn, temperature: Float[Array, ""], size: int) -> Evidence:
+    mask, count = drawn.mask, jnp.sum(drawn.mask)
+    mass, log_scale, failed = drawn.masses(temperature, size)
+    inclusion = jnp.clip(drawn.probabilities, jnp.finfo(mass.dtype).tiny, 1)
+    terms = mass / jnp.where(mask, inclusion, 1)
+    left_out = jnp.where(mask, 1 - inclusion, 0)
+    total = jnp.sum(left_out)
+    centre = jnp.sum(left_out * terms) / jnp.where(total > 0, total, 1)
+    scatter = jnp.sum(left_out * (terms - centre) ** 2) * count / jnp.maximum(count - 1, 1)
+    return _of_draws(jnp.sum(terms), log_scale, scatter, count, failed)
+
+
+def _of_draws(
+    mean: Float[Array, ""],
+    log_scale: Float[Array, ""],
+    scatter: Float[Array, ""],
+    count: Int[Array, ""],
+    failed: Bool[Array, ""],
+) -> Evidence:
     return _in_logarithms(
         mean,
         log_scale,
         posterior_variance=jnp.zeros_like(mean),
-        sampling_variance=jnp.where(jnp.sum(mask) > 1, scatter, jnp.inf),
-        status=flag(~(mean > 0), Status.EMPTY)
-        | flag(jnp.any(mask & ~usable), Status.MASKED_TARGETS),
+        sampling_variance=jnp.where(count > 1, scatter, jnp.inf),
+        status=flag(~(mean > 0), Status.EMPTY) | flag(failed, Status.MASKED_TARGETS),
     )
 
 
@@ -178,6 +277,7 @@ def _in_logarithms(
 def log_posterior(
     log_likelihoods: ArrayLike,
     log_prior: ArrayLike | None = None,
+    *,
     mask: ArrayLike | None = None,
     temperature: ArrayLike = TEMPERATURE,
 ) -> Float[Array, " n"]:
@@ -198,11 +298,11 @@ def log_posterior(
         log_prior = jnp.asarray(log_prior, float)
         check_shape("log_prior", log_prior, scores.shape)
         scores = scores + log_prior
-    usable = scores < jnp.inf  # neither is NaN
+    counted = scores < jnp.inf  # neither is NaN
     if mask is not None:
         check_shape("mask", jnp.asarray(mask), scores.shape)
-        usable &= jnp.asarray(mask)
-    scores = jnp.where(usable, scores, -jnp.inf)
+        counted &= jnp.asarray(mask)
+    scores = jnp.where(counted, scores, -jnp.inf)
     total = jax.nn.logsumexp(scores)
     return scores - jnp.where(jnp.isfinite(total), total, 0)
 
@@ -210,22 +310,23 @@ def log_posterior(
 def quadrature_weights(
     model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike
 ) -> Float[Array, " n"]:
-    """Return w with E[Z] = Σ w_n ℓ_n under the plain GP, ℓ_n its n (padded) targets.
+    """Return w with E[Z] = c + Σ w_n (ℓ_n − c) under the plain GP, ℓ_n its n (padded) targets.
 
-    w = (K + ρI)⁻¹ Σ_α π(α) k(A, α); the sum runs over `archs` [m, length] with `weights` [m].
+    w = (K + ρI)⁻¹ Σ_α π(α) k(A, α), and c is the prior mean; the sum runs over `archs` [m, length]
+    with `weights` [m].
     """
     if model.warp != "none":
         raise BQNESError(
             f"warp is {model.warp!r}; only the plain GP (warp='none') is linear in the likelihoods."
         )
     archs, weights = _weighted(model, archs, weights)
-    return _quadrature_weights(model.latent, archs, weights)
+    return rule_of(model.latent, archs, weights)
 
 
 def _weighted(
-    model: LikelihoodModel, archs: ArrayLike, weights: ArrayLike
+    model: Surrogate, archs: ArrayLike, weights: ArrayLike
 ) -> tuple[Num[Array, "m length"], Float[Array, " m"]]:
-    archs, weights = as_rows(model.latent.kernel, archs), jnp.asarray(weights, float)
+    archs, weights = as_rows(model.kernel, archs), jnp.asarray(weights, float)
     check_shape("weights", weights, archs.shape[:1])
     check_distribution("weights", weights)
     return jnp.asarray(archs), weights
@@ -233,67 +334,29 @@ def _weighted(
 
 @functools.partial(jax.jit, static_argnames="sampled")
 def weighted_evidence(
-    model: LikelihoodModel,
+    model: Surrogate,
     archs: Num[Array, "m length"],
     weights: Float[Array, " m"],
     sampled: bool,
 ) -> Evidence:
-    """Sum over architectures that have been checked; `sampled` where they are prior draws."""
-    latent = gp.predict(model.latent, archs)
-    values = wsabi.unwarp(model, latent).mean
+    """Sum over architectures that have been checked; `sampled` where they are uniform draws.
+
+    The Monte Carlo error is that of a ratio of two averages, to first order.
+    """
+    values, variance = model.weighted_sum(archs, weights)
     mean = jnp.sum(weights * values)
-    spread = jnp.sum(weights * (values - mean) ** 2)
-    sampling_variance = spread / (len(weights) - 1) if sampled else jnp.zeros_like(mean)
-
-    tilted = weights * wsabi.slope(model, latent.mean)
-    variance = _double_sum(model.latent, archs, tilted)
-    if model.warp == "moment":
-        variance += _double_sum(model.latent, archs, weights, squared=True) / 2
-
+    draws = len(weights)
+    spread = draws / max(draws - 1, 1) * jnp.sum((weights * (values - mean)) ** 2)
+    sampling_variance = spread if sampled else jnp.zeros_like(mean)
     status = model.status | flag(~(mean > 0), Status.NEGATIVE)
     return _in_logarithms(mean, model.log_scale, variance, sampling_variance, status)
 
 
-def _double_sum(
-    posterior: Posterior,
-    archs: Num[Array, "m length"],
-    weights: Float[Array, " m"],
-    squared: bool = False,
-) -> Float[Array, ""]:
-    """Return Σ_i Σ_j w_i w_j Σ_ij, or with Σ_ij², Σ the posterior covariance."""
-    basis = gp.posterior_basis(posterior, archs)
-    # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
-    explained = jnp.sum(matmul(posterior.factor.T, matmul(basis.T, weights)) ** 2)
-    if posterior.weight_space and not squared:
-        return explained
-    if is_finite(posterior.kernel) and not squared:
-        prior = jnp.sum(matmul(posterior.kernel.features(archs).T, weights) ** 2)
-        return posterior.hyperparameters.amplitude * prior - explained
-    half = matmul(basis, posterior.factor)
-    if posterior.weight_space:
-        return jnp.sum(matmul(half.T * weights, half) ** 2)
-
-    rows = min(_ROWS, len(weights))
-    blocks = -(-len(weights) // rows)
-    padding = blocks * rows - len(weights)
-
-    def blocked(array: Array) -> Array:
-        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, widths).reshape(blocks, rows, *array.shape[1:])
-
-    def block(part: tuple[Array, Array, Array]) -> Float[Array, ""]:
-        some_archs, some_half, some_weights = part
-        prior = posterior.hyperparameters.amplitude * posterior.kernel.cross(some_archs, archs)
-        covariance = prior - matmul(some_half, half.T)
-        return some_weights @ matmul(covariance**2 if squared else covariance, weights)
-
-    return jnp.sum(lax.map(block, (blocked(archs), blocked(half), blocked(weights))))
-
-
 @jax.jit
-def _quadrature_weights(
+def rule_of(
     posterior: Posterior, archs: Num[Array, "m length"], weights: Float[Array, " m"]
 ) -> Float[Array, " n"]:
+    """Return (K + ρI)⁻¹ Σ_α π(α) k(A, α) for the design A of a process, whatever was observed."""
     kernel_mean = matmul(gp.posterior_basis(posterior, archs).T, weights)
     solved = matmul(posterior.factor, matmul(posterior.factor.T, kernel_mean))
     if not posterior.weight_space:  # factor·factorᵀ = a (K + ρI)⁻¹

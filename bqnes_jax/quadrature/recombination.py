@@ -24,7 +24,7 @@ from bqnes_jax.errors import (
     concrete,
     is_distribution,
 )
-from bqnes_jax.types import Status, flag
+from bqnes_jax.types import Status, flag, throw_if_failed
 
 _DEEPEST_FOREST = 6  # levels; a forest of more points than 64(T + 1) costs more than two small ones
 
@@ -50,7 +50,7 @@ class Recombination(NamedTuple):
     error: Float[Array, ""]
 
 
-def recombine(functions: ArrayLike, weights: ArrayLike) -> Recombination:
+def recombine(functions: ArrayLike, weights: ArrayLike, *, throw: bool = False) -> Recombination:
     """Find K = min(N, T + 1) points with the expectations that a distribution on N points has.
 
     For the probability vector μ and the functions φ_t finds indices i_k and w ≥ 0, Σ w_k = 1, with
@@ -62,6 +62,7 @@ def recombine(functions: ArrayLike, weights: ArrayLike) -> Recombination:
     Args:
         functions: N×T, the value of each function at each point.
         weights: N, the probability vector μ.
+        throw: whether to raise an error that explains a status other than OK.
 
     Returns:
         A `Recombination`.
@@ -82,7 +83,10 @@ def recombine(functions: ArrayLike, weights: ArrayLike) -> Recombination:
     if mass is not None:
         check_finite("functions", functions, mass[:, None] > 0)
     dtype = jnp.result_type(functions, weights, jnp.float32)
-    return _recombine(functions.astype(dtype), weights.astype(dtype))
+    found = _recombine(functions.astype(dtype), weights.astype(dtype))
+    if throw:
+        throw_if_failed(found.status, "recombine")
+    return found
 
 
 @jax.jit
