@@ -71,7 +71,7 @@ def test_curve_as_scikit_learn(bins, tolerance):
     positive = rng.uniform(0.5, 1, size=400).astype(jnp.result_type(float))
     probabilities = np.stack([1 - positive, positive], axis=1)
     labels = (rng.uniform(size=400) < positive**2).astype(int)
-    curve = jax.tree.map(np.asarray, metrics.reliability_curve(probabilities, labels, bins))
+    curve = jax.tree.map(np.asarray, metrics.reliability_curve(probabilities, labels, bins=bins))
     fraction, mean = calibration_curve(labels, probabilities[:, 1], n_bins=bins)
     filled = curve.count > 0
     np.testing.assert_allclose(curve.accuracy[filled], fraction, rtol=tolerance(1e-6, 1e-13))
@@ -84,11 +84,11 @@ def test_curve_as_scikit_learn(bins, tolerance):
 def test_a_confidence_at_an_edge_is_in_the_bin_below_it(bins):
     confidences = np.arange(1, bins + 1) / bins
     probabilities, labels = top_class(confidences, True, classes=bins + 1)
-    curve = metrics.reliability_curve(probabilities, labels, bins)
+    curve = metrics.reliability_curve(probabilities, labels, bins=bins)
     assert curve.count.tolist() == [1] * bins
     # The next number after an edge is one bin further up; beyond 1 there is no further bin.
     above, labels = top_class(np.nextafter(probabilities[:, 0], 2), True, classes=bins + 1)
-    curve = metrics.reliability_curve(np.maximum(above, 0), labels, bins)
+    curve = metrics.reliability_curve(np.maximum(above, 0), labels, bins=bins)
     assert curve.count.tolist() == [0] + [1] * (bins - 2) + [2]
 
 
@@ -102,7 +102,9 @@ def test_curve_by_hand(tolerance):
     standard = (2 * 0.2 + 2 * 0.125 + 0) / 5
     centre = (2 * 0.25 + 2 * 0.15 + 0.05) / 5
     np.testing.assert_allclose(metrics.ece(probabilities, labels), standard, atol=atol)
-    np.testing.assert_allclose(metrics.ece(probabilities, labels, 10, "centre"), centre, atol=atol)
+    np.testing.assert_allclose(
+        metrics.ece(probabilities, labels, bins=10, reference="centre"), centre, atol=atol
+    )
 
 
 def test_ece_by_brute_force(tolerance):
@@ -118,8 +120,8 @@ def test_ece_by_brute_force(tolerance):
                 standard += share * abs(correct - confidence[inside].mean(dtype=float))
                 centre += share * abs(correct - (b + 0.5) / bins)
         close = functools.partial(np.testing.assert_allclose, rtol=tolerance(1e-5, 1e-12))
-        close(metrics.ece(probabilities, labels, bins), standard)
-        close(metrics.ece(probabilities, labels, bins, reference="centre"), centre)
+        close(metrics.ece(probabilities, labels, bins=bins), standard)
+        close(metrics.ece(probabilities, labels, bins=bins, reference="centre"), centre)
 
 
 def test_perfect_and_worst_predictions():
@@ -207,7 +209,9 @@ def test_compiled_mapped_and_eager_agree(metric, precision, compilations):
 def test_per_member_passes_options_on():
     members, labels = draw(6, 20, 4, members=(3,))
     mapped = metrics.per_member(metrics.ece, members, labels, bins=3, reference="centre")
-    alone = [metrics.ece(probabilities, labels, 3, "centre") for probabilities in members]
+    alone = [
+        metrics.ece(probabilities, labels, bins=3, reference="centre") for probabilities in members
+    ]
     np.testing.assert_allclose(mapped, alone, rtol=1e-5)
 
 
@@ -288,7 +292,7 @@ def test_unknown_options_are_refused():
     with pytest.raises(BQNESError, match="bins is 0"):
         metrics.ece(probabilities, labels, bins=0)
     with pytest.raises(BQNESError, match="bins is -1"):
-        metrics.reliability_curve(probabilities, labels, -1)
+        metrics.reliability_curve(probabilities, labels, bins=-1)
     with pytest.raises(BQNESError, match="reference is 'center'; allowed are 'confidence'"):
         metrics.ece(probabilities, labels, reference="center")
 
