@@ -1,7 +1,8 @@
 """What goes into a selection method, what comes out of it, and how a loss is counted.
 
-Every loss here is the mean negative log-likelihood of the validation points, for which the
-probabilities of the true class are enough: N×n numbers instead of N×n×C.
+Every loss here is the mean negative log-likelihood of the validation points. For mixtures the
+probabilities of the true class are enough for it: N×n numbers instead of N×n×C. Pools in log space
+need those of all classes.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,12 @@ class Candidates(NamedTuple):
         kernel: how alike the candidates are, 0 with those that are not usable; None if not given.
         log_prior: of the architectures, not necessarily normalised.
         temperature: by which the summed log-likelihood is divided in the posterior.
+        classes: log-probabilities of all classes, as they were given: not above 0, of any floating
+            type, down to −inf, and NaN where not usable; None if not given.
+        rule: the weights v of a quadrature rule on the candidates, Σ_α π(α) f(α) ≈ Σ_n v_n f(α_n);
+            None if not given.
+        measures: the log-likelihoods that the posterior is formed by; None for those of the
+            validation points.
     """
 
     log_probs: Float[Array, "N n"]
@@ -36,10 +43,15 @@ class Candidates(NamedTuple):
     kernel: Float[Array, "N N"] | None
     log_prior: Float[Array, " N"]
     temperature: Float[Array, ""]
+    classes: Float[Array, "N n C"] | None = None
+    rule: Float[Array, " N"] | None = None
+    measures: Float[Array, " N"] | None = None
 
 
 class Choice(NamedTuple):
-    """What a selection method answers; weights need not be normalised, slots of weight 0 are free.
+    """What a selection method answers; slots of weight 0 are free.
+
+    Weights of a mixture need not be normalised. Those of a log pool are taken as they are.
 
     Attributes:
         members: indices of candidates, in the order in which the method prefers them.
@@ -53,6 +65,26 @@ class Choice(NamedTuple):
 
 
 Method = Callable[[Candidates, int], Choice]
+
+
+def required_kernel(candidates: Candidates) -> Float[Array, "N N"]:
+    """Return the kernel between the candidates, and refuse to go on without one."""
+    if candidates.kernel is None:
+        raise BQNESError(
+            "kernel is None; the method needs to know how alike the candidates are: pass their "
+            "Gram matrix, and register the method with needs_kernel=True."
+        )
+    return candidates.kernel
+
+
+def required_classes(candidates: Candidates) -> Float[Array, "N n C"]:
+    """Return the log-probabilities of all classes, and refuse to go on without them."""
+    if candidates.classes is None:
+        raise BQNESError(
+            "classes is None; the method needs what the candidates say about every class: pass "
+            "their log-probabilities N×n×C, and register the method with needs_classes=True."
+        )
+    return candidates.classes
 
 
 def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
@@ -74,21 +106,43 @@ def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, j
     return log_probs, usable
 
 
+def prepared_classes(
+    classes: ArrayLike, log_probs: jax.Array, usable: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Check log-probabilities N×n×C of all classes, and tell which candidates are still usable."""
+    classes = as_float(classes)
+    check_shape("classes", classes, (*log_probs.shape, None))
+    if classes.shape[2] == 0:
+        raise BQNESError(f"classes has shape {classes.shape}; at least one class is needed.")
+    largest = _largest(classes)
+    usable = usable & (largest < jnp.inf)
+    values, known = concrete(largest), concrete(usable)
+    if values is not None and known is not None:
+        _check_values(values[:, None], known, "classes")
+    return classes, usable
+
+
+@jax.jit
+def _largest(classes: Float[Array, "N n C"]) -> Float[Array, " N"]:
+    """Return the largest entry of each candidate, NaN if there is one."""
+    return jax.lax.map(jnp.max, classes).astype(jnp.promote_types(classes.dtype, jnp.float32))
+
+
 @jax.jit
 def _usable(log_probs: Float[Array, "N n"], mask: Bool[Array, " N"]) -> Bool[Array, " N"]:
     return mask & jnp.all(log_probs < jnp.inf, axis=1)  # NaN is not below infinity
 
 
-def _check_values(log_probs: np.ndarray, usable: np.ndarray) -> None:
+def _check_values(log_probs: np.ndarray, usable: np.ndarray, name: str = "log_probs") -> None:
     if not usable.any():
         raise BQNESError(
-            f"log_probs has no usable row among {len(usable)}: each is masked out, or holds NaN; "
+            f"{name} has no usable row among {len(usable)}: each is masked out, or holds NaN; "
             "at least one candidate must have been trained successfully."
         )
     largest = np.fmax.reduce(log_probs, axis=1).max(where=usable, initial=-np.inf)
     if largest > 1e-3:  # room for the rounding of a log-softmax
         raise BQNESError(
-            f"log_probs holds {largest:.6g}; the logarithm of a probability is at most 0: "
+            f"{name} holds {largest:.6g}; the logarithm of a probability is at most 0: "
             "pass log-probabilities, not probabilities or losses."
         )
 

@@ -24,9 +24,9 @@ def beam(candidates: Candidates, size: int) -> Choice:
 
     def add(state, _):
         log_total, available = state  # log_total: logarithm of the summed probabilities
-        scores = score(_log_add(log_total, log_probs))
+        scores = score(log_add(log_total, log_probs))
         best = jnp.argmax(jnp.where(available, scores, -jnp.inf)).astype(jnp.int32)
-        log_total = _log_add(log_total, log_probs[best])
+        log_total = log_add(log_total, log_probs[best])
         return (log_total, available.at[best].set(False)), (best, available[best])
 
     nothing = jnp.full_like(log_probs[0], 2 * FLOOR)
@@ -34,6 +34,6 @@ def beam(candidates: Candidates, size: int) -> Choice:
     return Choice(members, taken.astype(log_probs.dtype), jnp.int32(Status.OK))
 
 
-def _log_add(a: Float[Array, " n"], b: Float[Array, "*N n"]) -> Float[Array, "*N n"]:
+def log_add(a: Float[Array, " n"], b: Float[Array, "*N n"]) -> Float[Array, "*N n"]:
     """Return log(eᵃ + eᵇ) of finite numbers; `logaddexp` pays for infinities."""
     return jnp.maximum(a, b) + jnp.log1p(jnp.exp(-jnp.abs(a - b)))

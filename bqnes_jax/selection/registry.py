@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.errors import (
     BQNESError,
@@ -19,6 +19,9 @@ from bqnes_jax.errors import (
     check_whole,
     concrete,
 )
+from bqnes_jax.pooling import POOLS, Pool
+from bqnes_jax.quadrature.scale import scale_temperature
+from bqnes_jax.registry import Registry
 from bqnes_jax.selection.base import (
     Candidates,
     Method,
@@ -27,25 +30,29 @@ from bqnes_jax.selection.base import (
     log_mixture,
     mean_loss,
     prepared,
+    prepared_classes,
+    required_classes,
 )
 from bqnes_jax.selection.beam import beam, top
+from bqnes_jax.selection.caruana import caruana
 from bqnes_jax.selection.corrective import corrective
-from bqnes_jax.selection.recombine import recombine
+from bqnes_jax.selection.logpool import log_pool_loss, logpool
+from bqnes_jax.selection.quadrature import quadrature
+from bqnes_jax.selection.recombine import recombine, recombine_smallest
 from bqnes_jax.selection.stacking import restack, stack
-from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.types import Status, flag
+from bqnes_jax.types import Status, flag, throw_if_failed
 
 
 class SelectionInfo(NamedTuple):
     """How good an ensemble is on the validation points.
 
     Attributes:
-        loss: mean of −log Σ_m w_m p_m; infinite if a point gets probability 0 from all members
-            though not from all candidates.
+        loss: mean of −log p, p being what the pool gives the true class; infinite if a mixture
+            gives a point probability 0, though not all candidates do.
         used: how many members have a positive weight.
         status: EMPTY where no candidate was usable (all weights are then 0); MASKED_TARGETS where
             points to which every candidate gives probability 0 were left out of the loss; or what
-            the method reports: NOT_CONVERGED (stacking), INFEASIBLE (recombination).
+            the method reports: NOT_CONVERGED (stacking, log pool), INFEASIBLE (recombination).
     """
 
     loss: Float[Array, ""]
@@ -58,41 +65,75 @@ class Selection(NamedTuple):
 
     Attributes:
         members: M indices of candidates. A slot that is not in use repeats the heaviest member.
-        weights: non-negative with sum 1; exactly 0 in a slot that is not in use.
+        weights: non-negative; exactly 0 in a slot that is not in use. Those of a mixture have the
+            sum 1, those of a log pool any.
         info: the same for every method.
+        pool: what the weights are for, as `pooling.ensemble_probabilities` takes it.
     """
 
     members: Int32[Array, " M"]
     weights: Float[Array, " M"]
     info: SelectionInfo
+    pool: Pool
 
 
 class _Entry(NamedTuple):
     method: Method
-    needs_kernel: bool
+    needs_kernel: bool = False
+    needs_classes: bool = False
+    pool: Pool = Pool.MIXTURE
 
 
-_METHODS = {
-    "beam": _Entry(beam, False),
-    "stack": _Entry(stack, False),
-    "restack": _Entry(restack, True),
-    "recombine": _Entry(recombine, True),
-    "top": _Entry(top, False),
-    "corrective": _Entry(corrective, False),
-}
-_BUILT_IN = tuple(_METHODS)
+_METHODS = Registry(
+    "selection method",
+    {
+        "beam": _Entry(beam),
+        "stack": _Entry(stack),
+        "restack": _Entry(restack, needs_kernel=True),
+        "recombine": _Entry(recombine, needs_kernel=True),
+        "recombine_smallest": _Entry(recombine_smallest, needs_kernel=True),
+        "quadrature": _Entry(quadrature, needs_kernel=True),
+        "top": _Entry(top),
+        "corrective": _Entry(corrective),
+        "caruana": _Entry(caruana),
+        "logpool": _Entry(logpool, needs_classes=True, pool=Pool.LOG),
+    },
+)
 
 
 def methods() -> tuple[str, ...]:
     """Return the names that `select` knows."""
-    return tuple(_METHODS)
+    return _METHODS.names()
 
 
-def register(name: str, method: Method, needs_kernel: bool = False) -> None:
+def pool_of(name: str) -> Pool:
+    """Return what the weights of a method are for: a mixture, or a pool in log space.
+
+    Example:
+        >>> pool_of("logpool").value
+        'log'
+    """
+    return _METHODS.find(name).pool
+
+
+def needs_classes(name: str) -> bool:
+    """Tell whether a method has to know the log-probabilities of all classes."""
+    return _METHODS.find(name).needs_classes
+
+
+def register(
+    name: str,
+    method: Method,
+    *,
+    needs_kernel: bool = False,
+    needs_classes: bool = False,
+    pool: str = Pool.MIXTURE,
+) -> None:
     """Add a method of your own: a pure function (Candidates, size) -> Choice.
 
     `size` is at most the number of candidates. What the method leaves open, `select` does: weights
-    are normalised, unused slots filled, and no weight goes to a candidate that is not usable.
+    of a mixture are normalised, unused slots filled, and no weight goes to a candidate that is not
+    usable. A method whose weights are for the pool `"log"` needs the classes.
 
     Example:
         >>> def first_ones(candidates, size):
@@ -102,38 +143,54 @@ def register(name: str, method: Method, needs_kernel: bool = False) -> None:
         >>> select("first ones", jnp.log(jnp.array([[0.5, 0.5], [0.9, 0.9]])), 1).members.tolist()
         [0]
     """
-    if name in _BUILT_IN:
-        raise BQNESError(f"name is {name!r}, which is built in; choose one not in {_BUILT_IN}.")
-    _METHODS[name] = _Entry(method, needs_kernel)
+    check_choice("pool", pool, POOLS)
+    needs_classes = needs_classes or pool == Pool.LOG
+    _METHODS.register(name, _Entry(method, needs_kernel, needs_classes, Pool(pool)))
 
 
 def select(
     name: str,
     log_probs: ArrayLike,
     size: int,
+    *,
+    classes: ArrayLike | None = None,
     kernel: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     log_prior: ArrayLike | None = None,
-    temperature: ArrayLike = TEMPERATURE,
+    temperature: ArrayLike | None = None,
+    rule: ArrayLike | None = None,
+    measures: ArrayLike | None = None,
+    throw: bool = False,
 ) -> Selection:
     """Choose M of N candidates and their weights by what they predict for the validation points.
 
     - `top`: the M with the smallest losses, equal weights.
     - `beam`: greedily, those with which the equally weighted ensemble does best.
+    - `caruana`: the same with replacement; weights are how often each was drawn.
     - `stack`: the M largest stacking weights (`stacking_weights`), renormalised.
     - `restack`: the same members; the other weights go to those that the kernel says are like them.
     - `recombine`: points and weights with the kernel moments of the posterior over candidates.
+    - `recombine_smallest`: the same with the test functions of the published code.
+    - `quadrature`: the largest weights of the quadrature of the posterior predictive distribution.
     - `corrective`: a greedy search, with swaps, for the best weighted M-subset.
+    - `logpool`: the like for the log-linear pool, p ∝ Π_m p_m^w_m, whose weights have any sum.
 
     Args:
         name: one of the above, or a name given to `register`; static under `jit`, as is `size`.
         log_probs: N×n, of the true class of each validation point under each candidate. −inf is a
             probability of 0; a candidate with NaN anywhere has failed and is never a member.
         size: M. Where it exceeds the number of usable candidates, slots stay unused.
-        kernel: N×N Gram matrix between the candidates, for `restack` and `recombine`.
+        classes: N×n×C, log-probabilities of all classes at the same points, for `logpool`. Half
+            precision is enough; it is widened piece by piece.
+        kernel: N×N Gram matrix between the candidates, for `restack`, `recombine` and `quadrature`.
         mask: N, false for candidates to leave out, such as padding.
         log_prior: N, of the architectures, for `recombine`; equal unless given.
-        temperature: divides the summed log-likelihood in the posterior, for `recombine`.
+        temperature: divides the summed log-likelihood in the posterior, for `recombine` and
+            `quadrature`; by default `quadrature.scale_temperature(n)`.
+        rule: N, the weights (K + ρI)⁻¹ z of a quadrature rule for the prior, for `quadrature`.
+        measures: N, the log-likelihoods that the posterior is formed by, as `measure_candidates`
+            returns them; by default those of the validation points.
+        throw: whether to raise an error that explains a status other than OK.
 
     Returns:
         A `Selection`.
@@ -144,16 +201,24 @@ def select(
         >>> sorted(chosen.members.tolist()), chosen.weights.round(3).tolist()
         ([0, 1], [0.5, 0.5])
     """
-    check_choice("name", name, methods())
+    entry = _METHODS.find(name)
     check_whole("size", size, 1)
-    method, needs_kernel = _METHODS[name]
     log_probs, usable = prepared(log_probs, mask)
     count = len(log_probs)
-    if needs_kernel and kernel is None:
+    if entry.needs_kernel and kernel is None:
         raise BQNESError(
             f"kernel is None; {name!r} needs the Gram matrix between the candidates: "
             f"pass kernel of shape ({count}, {count})."
         )
+    if entry.needs_classes and classes is None:
+        raise BQNESError(
+            f"classes is None; {name!r} needs what the candidates say about every class: pass "
+            f"their log-probabilities, of shape {log_probs.shape} and an axis of classes."
+        )
+    if not entry.needs_classes:
+        classes = None
+    if classes is not None:
+        classes, usable = prepared_classes(classes, log_probs, usable)
     if kernel is not None:
         kernel = as_float(kernel).astype(log_probs.dtype)
         check_shape("kernel", kernel, (count, count))
@@ -165,19 +230,33 @@ def select(
     known = concrete(prior)
     if known is not None:  # −inf rules an architecture out
         check_finite("log_prior", prior, known != -np.inf)
+    if temperature is None:
+        temperature = scale_temperature(log_probs.shape[1])
     check_positive("temperature", temperature)
+    if rule is not None:
+        rule = as_float(rule).astype(log_probs.dtype)
+        check_shape("rule", rule, (count,))
+    if measures is not None:
+        measures = as_float(measures).astype(log_probs.dtype)
+        check_shape("measures", measures, (count,))
     candidates = Candidates(
         log_probs,
         usable,
         kernel,
         prior.astype(log_probs.dtype),
         jnp.asarray(temperature, log_probs.dtype),
+        classes,
+        rule,
+        measures,
     )
-    return _select(candidates, method, int(size))
+    found = _select(candidates, entry.method, int(size), entry.pool)
+    if throw:
+        throw_if_failed(found.info.status, f"select({name!r})")
+    return found
 
 
-@functools.partial(jax.jit, static_argnames=("method", "size"))
-def _select(raw: Candidates, method: Method, size: int) -> Selection:
+@functools.partial(jax.jit, static_argnames=("method", "size", "pool"))
+def _select(raw: Candidates, method: Method, size: int, pool: Pool) -> Selection:
     usable = raw.usable
     kernel = raw.kernel
     if kernel is not None:
@@ -186,21 +265,19 @@ def _select(raw: Candidates, method: Method, size: int) -> Selection:
     choice = method(candidates, min(size, len(usable)))
     unused = size - len(choice.members)
     members = jnp.pad(choice.members, (0, unused)).astype(jnp.int32)
-    weights = _normalised(jnp.pad(choice.weights, (0, unused)), usable[members])
-    members = jnp.where(weights > 0, members, members[jnp.argmax(weights)])
-    countable = countable_points(candidates.log_probs)
-    loss = mean_loss(log_mixture(candidates.log_probs[members], weights), countable)
-    used = weights > 0
-    status = (
-        choice.status
-        | flag(~jnp.any(used), Status.EMPTY)
-        | flag(~jnp.all(countable), Status.MASKED_TARGETS)
-    )
+    weights = jnp.pad(choice.weights, (0, unused))
+    weights = jnp.where(usable[members] & (weights > 0), weights, 0)  # NaN is not above zero
+    used, total = weights > 0, jnp.sum(weights)
+    members = jnp.where(used, members, members[jnp.argmax(weights)])
+    status = choice.status | flag(~jnp.any(used), Status.EMPTY)
+    if pool == Pool.MIXTURE:
+        weights = weights / jnp.where(total > 0, total, 1)
+        countable = countable_points(candidates.log_probs)
+        loss = mean_loss(log_mixture(candidates.log_probs[members], weights), countable)
+        status = status | flag(~jnp.all(countable), Status.MASKED_TARGETS)
+    else:
+        loss = log_pool_loss(
+            weights, candidates.log_probs[members], required_classes(candidates)[members]
+        )
     info = SelectionInfo(loss, jnp.sum(used, dtype=jnp.int32), status)
-    return Selection(members, weights, info)
-
-
-def _normalised(weights: Float[Array, " M"], allowed: Bool[Array, " M"]) -> Float[Array, " M"]:
-    weights = jnp.where(allowed & (weights > 0), weights, 0)  # NaN is not above zero
-    total = jnp.sum(weights)
-    return weights / jnp.where(total > 0, total, 1)
+    return Selection(members, weights, info, pool)

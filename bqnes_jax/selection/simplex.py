@@ -138,7 +138,7 @@ def _newton_step(
     """Return better weights, and how much better than the last ones they are."""
     rows = probs / found.mixture
     curvature = matmul(rows, rows.T) / probs.shape[1]
-    target = _maximise_model(curvature, found.gradient - 1, found.weights)
+    target = maximise_model(curvature, found.gradient - 1, found.weights)
     weights, gain = _line_search(rows, found.weights, target)
     return weights / jnp.sum(weights), gain
 
@@ -157,7 +157,7 @@ def _line_search(
     return start + steps[best] * direction, gains[best]
 
 
-def _maximise_model(
+def maximise_model(
     curvature: Float[Array, "k k"], gradient: Float[Array, " k"], start: Float[Array, " k"]
 ) -> Float[Array, " k"]:
     """Maximise gradient·(v − start) − ½ (v − start)ᵀ curvature (v − start) over v ≥ 0.
@@ -194,7 +194,8 @@ def _maximise_model(
         return values, slope, free, swept, finished, count + 1
 
     def free_one(index, state):
-        changed = _change_sides(*state, index)
+        free, swept = state
+        changed = _change_sides(free, swept, index)
         return jax.tree.map(lambda new, old: jnp.where(start[index] > 0, new, old), changed, state)
 
     free, swept = lax.fori_loop(0, size, free_one, (jnp.zeros(size, bool), curvature))

@@ -1,0 +1,314 @@
+"""The best log-linear pool of M members, searched for directly.
+
+A log-linear pool multiplies what its members say, p(c|x) ∝ Π_m p_m(c|x)^w_m. The weights are not
+negative and their sum S is free: 1/S is a temperature, so that the pool calibrates itself. Unlike a
+mixture it needs the probabilities of all classes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from bqnes_jax.kernels.base import matmul
+from bqnes_jax.pooling import LOG_FLOOR
+from bqnes_jax.selection.base import (
+    Candidates,
+    Choice,
+    prepared,
+    prepared_classes,
+    required_classes,
+)
+from bqnes_jax.selection.loglinear import (
+    Pool,
+    Problem,
+    best_pool,
+    combined,
+    covariances,
+    evaluate,
+    spread,
+)
+from bqnes_jax.selection.simplex import tolerance
+from bqnes_jax.types import Status, flag, throw_if_failed
+
+# How many points the prior of S may weigh as much as; 0 is next to none (`loglinear.LEAST`).
+STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 0.0)
+_FIRST_STRENGTH = 30.0  # until there are members to choose it with
+_FOLDS = 5
+_SWAP_PASSES = 2
+_TRIALS = 3  # candidates for a slot whose weights are solved for
+_ROUGH = 4  # Newton steps that rank candidates which are alone
+_CROSS_FIT_STEPS = 12
+
+
+class LogPool(NamedTuple):
+    """Weights of a log-linear pool, with a certificate.
+
+    Attributes:
+        weights: w ≥ 0, exactly 0 where the optimum is 0; all 0 if nothing was usable.
+        gap: how far `loss` with its penalty can be above the smallest possible.
+        loss: mean of −log p over the points, without the penalty.
+        strength: λ of the penalty (λ/n) (S − 1 − log S).
+        cross_fitted: the loss at points that were left out, for each of the strengths.
+        status: EMPTY where no candidate was usable; NOT_CONVERGED where the gap is large.
+        iterations: of Newton's method.
+    """
+
+    weights: Float[Array, " N"]
+    gap: Float[Array, ""]
+    loss: Float[Array, ""]
+    strength: Float[Array, ""]
+    cross_fitted: Float[Array, " k"]
+    status: Int32[Array, ""]
+    iterations: Int32[Array, ""]
+
+
+def log_pool_weights(
+    log_probs: ArrayLike,
+    classes: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+    throw: bool = False,
+) -> LogPool:
+    """Find the weights of N members whose log-linear pool has the smallest validation loss.
+
+        w = argmin (1/n) Σ_i −log p(y_i | x_i) + (λ/n) (S − 1 − log S)    over w ≥ 0, S = Σ_m w_m
+
+    It is convex. λ is the strength with the smallest loss in five-fold cross-fitting: weights are
+    fitted to four fifths of the points and judged by the others. A log-probability below −12
+    counts as −12.
+
+    Args:
+        log_probs: N×n, of the true class of each validation point under each member.
+        classes: N×n×C, of all classes; any floating type, and half precision is enough.
+        mask: N, false for padding; a member with NaN anywhere is left out too.
+        strengths: what λ is chosen from; of several equally good ones the first.
+        throw: whether to raise an error that explains a status other than OK.
+
+    Example:
+        >>> sure = jax.nn.log_softmax(jnp.array([[[8.0, 0], [8, 0], [8, 0], [0, 8]]]))
+        >>> found = log_pool_weights(sure[:, :, 0], sure, strengths=(0.0,))  # 3 of 4 are right
+        >>> round(float(jax.nn.softmax(found.weights[0] * sure[0, 0])[0]), 3)
+        0.75
+    """
+    log_probs, usable = prepared(log_probs, mask)
+    classes, usable = prepared_classes(classes, log_probs, usable)
+    found = _fit_all(log_probs, classes, usable, jnp.asarray(strengths, log_probs.dtype))
+    if throw:
+        throw_if_failed(found.status, "log_pool_weights")
+    return found
+
+
+@jax.jit
+def _fit_all(
+    log_probs: Float[Array, "N n"],
+    classes: Float[Array, "N n C"],
+    usable: Bool[Array, " N"],
+    strengths: Float[Array, " k"],
+) -> LogPool:
+    margins = _margins(log_probs, classes, usable)
+    strength, losses = _cross_fit(margins, usable, strengths)
+    found = best_pool(_problem(margins, usable, strength))
+    empty = ~jnp.any(usable)
+    status = flag(empty, Status.EMPTY) | _certified(found.gap, found.weights)
+    weights, loss = jnp.where(empty, 0, found.weights), jnp.where(empty, jnp.inf, found.loss)
+    return LogPool(weights, found.gap, loss, strength, losses, status, found.iterations)
+
+
+class _Ensemble(NamedTuple):
+    members: Int32[Array, " M"]
+    weights: Float[Array, " M"]  # 0 in a slot that is free
+    value: Float[Array, ""]  # loss with its penalty
+    strength: Float[Array, ""]  # of the penalty
+    gap: Float[Array, ""]
+
+
+def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = STRENGTHS) -> Choice:
+    """Fill one slot after the other with the candidate that lowers the validation loss most.
+
+    After each addition the weights of all members are solved for anew. Then each slot is emptied
+    and filled again, twice in turn, where that lowers the loss. Candidates are ranked by what a
+    quadratic model of the loss says they could gain, all weights moving; the first few are tried.
+    The strength of the prior is chosen by cross-fitting the members' weights, before the swapping
+    and after it.
+    """
+    dtype = candidates.log_probs.dtype
+    grid, first = jnp.asarray(strengths, dtype), jnp.asarray(_FIRST_STRENGTH, dtype)
+    alone = _values_alone(candidates, first)
+    slots = jnp.arange(size)
+    swaps = jnp.tile(slots, _SWAP_PASSES if size > 1 else 0)
+    choose = jnp.array([-1])
+    plan = jnp.concatenate([slots, choose, swaps, choose])
+
+    def step(found, slot):
+        found = lax.cond(
+            slot < 0,
+            lambda: _reweighted(candidates, found, grid),
+            lambda: _refilled(candidates, found, slot, alone),
+        )
+        return found, None
+
+    nothing = jnp.zeros(size, dtype)
+    infinite = jnp.asarray(jnp.inf, dtype)
+    nobody = _Ensemble(nothing.astype(jnp.int32), nothing, infinite, first, infinite)
+    found, _ = lax.scan(step, nobody, plan)
+    weights, order = lax.top_k(found.weights, size)
+    status = jnp.where(jnp.any(weights > 0), _certified(found.gap, weights), 0)
+    return Choice(found.members[order], weights, status)
+
+
+def _reweighted(
+    candidates: Candidates, found: _Ensemble, strengths: Float[Array, " k"]
+) -> _Ensemble:
+    """Choose the strength, and solve for the weights with it."""
+    margins, filled = _margins_of(candidates, found.members, found.weights > 0)
+    strength, _ = _cross_fit(margins, filled, strengths, found.weights)
+    pool = best_pool(_problem(margins, filled, strength), found.weights)
+    return _Ensemble(found.members, pool.weights, pool.value, strength, pool.gap)
+
+
+def log_pool_loss(
+    weights: Float[Array, " M"], log_probs: Float[Array, "M n"], classes: Float[Array, "M n C"]
+) -> Float[Array, ""]:
+    """Return the mean of −log p over the points; infinite where no member has a weight."""
+    filled = weights > 0
+    scores = combined(_margins(log_probs, classes, filled), weights)
+    loss = jnp.mean(jax.nn.logsumexp(scores, axis=1))
+    return jnp.where(jnp.any(filled), loss, jnp.inf)
+
+
+def _certified(gap: Float[Array, ""], weights: Float[Array, " M"]) -> Int32[Array, ""]:
+    """Say whether the gap is as small as rounding allows, which grows with the weights."""
+    allowed = tolerance(gap.dtype) * jnp.maximum(jnp.sum(weights), 1)
+    return flag(~(gap <= allowed), Status.NOT_CONVERGED)
+
+
+def _problem(
+    margins: Float[Array, "M n C"],
+    filled: Bool[Array, " M"],
+    strength: Float[Array, ""],
+    counts: Float[Array, " n"] | None = None,
+) -> Problem:
+    counts = jnp.ones(margins.shape[1], margins.dtype) if counts is None else counts
+    return Problem(margins, filled, counts, strength)
+
+
+def _margins(
+    log_probs: Float[Array, "M n"], classes: Float[Array, "M n C"], filled: Bool[Array, " M"]
+) -> Float[Array, "M n C"]:
+    """Return how much more likely each class is than the true one; 0 where a slot is free."""
+    floored = jnp.maximum(classes.astype(log_probs.dtype), LOG_FLOOR)
+    margins = floored - jnp.maximum(log_probs, LOG_FLOOR)[:, :, None]
+    return jnp.where(filled[:, None, None], margins, 0)
+
+
+def _margins_of(
+    candidates: Candidates, members: Int32[Array, " M"], filled: Bool[Array, " M"]
+) -> tuple[Float[Array, "M n C"], Bool[Array, " M"]]:
+    classes = required_classes(candidates)[members]
+    return _margins(candidates.log_probs[members], classes, filled), filled
+
+
+def _cross_fit(
+    margins: Float[Array, "M n C"],
+    filled: Bool[Array, " M"],
+    strengths: Float[Array, " k"],
+    start: Float[Array, " M"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, " k"]]:
+    """Return the strength that does best on points left out, and what each does there."""
+    points = margins.shape[1]
+    start = jnp.zeros(len(filled), margins.dtype) if start is None else start
+    # Shuffled, as labels may come in order or in turn; the same way each time.
+    fold_of = jax.random.permutation(jax.random.key(0), points) % _FOLDS
+
+    def without(fold):
+        left_out = (fold_of == fold).astype(margins.dtype)
+
+        def fit(weights, strength):
+            problem = _problem(margins, filled, strength, 1 - left_out)
+            weights = best_pool(problem, weights, limit=_CROSS_FIT_STEPS).weights
+            judged = evaluate(problem._replace(counts=left_out), weights)
+            return weights, judged.loss * jnp.sum(left_out) / points
+
+        return lax.scan(fit, start, strengths)[1]
+
+    losses = jnp.sum(lax.map(without, jnp.arange(_FOLDS)), axis=0)
+    return strengths[jnp.argmin(losses)], losses
+
+
+def _values_alone(candidates: Candidates, strength: Float[Array, ""]) -> Float[Array, " N"]:
+    """Return what each candidate would reach alone, nearly, with the temperature that fits."""
+
+    def value(candidate):
+        log_probs, classes, usable = candidate
+        margins = _margins(log_probs[None], classes[None], usable[None])
+        problem = _problem(margins, usable[None], strength)
+        return jnp.where(usable, best_pool(problem, limit=_ROUGH).value, jnp.inf)
+
+    return lax.map(value, (candidates.log_probs, required_classes(candidates), candidates.usable))
+
+
+def _refilled(
+    candidates: Candidates,
+    found: _Ensemble,
+    slot: Int[Array, ""],
+    alone: Float[Array, " N"],
+) -> _Ensemble:
+    """Empty a slot and fill it with the best candidate that is not a member, if that is better."""
+    members, kept = found.members, (found.weights > 0).at[slot].set(False)
+    margins, _ = _margins_of(candidates, members, kept)
+    problem = _problem(margins, kept, found.strength)
+    rest = best_pool(problem, found.weights)
+    gains = jnp.where(jnp.any(kept), _gains(candidates, problem, rest), -alone)
+    available = candidates.usable.at[members].min(~kept)
+    gains = jnp.where(available, gains, -jnp.inf)
+    _, first = lax.top_k(gains, min(_TRIALS, len(gains)))
+    unchanged = (found.weights[slot] > 0) & (first[0] == members[slot])
+
+    def attempt(best, candidate):
+        trial, filled = members.at[slot].set(candidate), kept.at[slot].set(available[candidate])
+        problem = _problem(*_margins_of(candidates, trial, filled), found.strength)
+        pool = best_pool(problem, rest.weights)
+        reached = jnp.where(available[candidate], pool.value, jnp.inf)
+        new = _Ensemble(trial, pool.weights, reached, found.strength, pool.gap)
+        return jax.tree.map(lambda a, b: jnp.where(reached < best.value, a, b), new, best), None
+
+    return lax.cond(
+        unchanged, lambda: found, lambda: lax.scan(attempt, found, first.astype(jnp.int32))[0]
+    )
+
+
+def _gains(candidates: Candidates, problem: Problem, pool: Pool) -> Float[Array, " N"]:
+    """Return by how much each candidate would lower a quadratic model of the value.
+
+    At the optimum of the members, only a candidate's own slope is not 0; what its curvature shares
+    with theirs, they make up for. One pass over all candidates, which are widened one at a time.
+    """
+    probabilities, shares = pool.probabilities, problem.shares
+    margins, filled, total = problem.margins, problem.filled, jnp.sum(pool.weights)
+    bend = problem.rho / jnp.maximum(total, jnp.finfo(total.dtype).tiny) ** 2
+    both = filled[:, None] & filled
+    inner = covariances(margins, probabilities, shares, margins) + bend
+    inner = jnp.where(both, inner, 0) + jnp.diag(jnp.where(filled, 0, 1).astype(inner.dtype))
+    ridge = 16 * jnp.finfo(inner.dtype).eps * jnp.trace(inner)
+    factor = jax.scipy.linalg.cho_factor(inner + ridge * jnp.eye(len(inner), dtype=inner.dtype))
+    flat = margins.reshape(len(margins), -1)
+
+    def gain(candidate):
+        log_probs, classes, usable = candidate
+        row = _margins(log_probs[None], classes[None], usable[None])[0]
+        slope = jnp.sum(shares[:, None] * probabilities * row)
+        weighted = spread(row, probabilities, shares)
+        own = jnp.sum(weighted * row) + bend
+        shared = jnp.where(filled, matmul(flat, weighted.ravel()) + bend, 0)
+        left = own - jnp.sum(shared * jax.scipy.linalg.cho_solve(factor, shared))
+        left = jnp.maximum(left, 1e-4 * own)  # a candidate that is nearly a combination of members
+        pull = jnp.minimum(slope + problem.rho * (1 - 1 / total), 0)
+        return pull**2 / (2 * jnp.where(left > 0, left, 1))
+
+    return lax.map(gain, (candidates.log_probs, required_classes(candidates), candidates.usable))
