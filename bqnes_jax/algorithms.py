@@ -2,7 +2,8 @@
 
 `make(name, space, size)` returns `run(key, evaluate)`, a pure function: compile it with `jax.jit`,
 map it over keys for repeats. `evaluate` tells what evaluating architectures gives; one that looks
-results up is `tables.evaluator(table, space)`.
+results up is `tables.evaluator(table, space)`. With `driver=drivers.loop` the search is a loop on
+the host, whose `evaluate` may train.
 """
 
 import dataclasses
@@ -12,19 +13,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import candidates
-from bqnes_jax.candidates import History, Info, Outcome, SearchConfig, Strategy, record
-from bqnes_jax.candidates.base import State, empty_history
+from bqnes_jax.candidates import History, Info, Outcome, Prior, SearchConfig, Strategy, tell
+from bqnes_jax.candidates.base import State, empty_history, resolve_temperature
+from bqnes_jax.candidates.replicates import of_the_best
 from bqnes_jax.candidates.variational import draw_diverse, fit_mean_field
+from bqnes_jax.drivers import Driver, Evaluate, Searched, scan
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.kernels import Kernel
-from bqnes_jax.selection import SelectionInfo, methods, select
+from bqnes_jax.pooling import Pool
+from bqnes_jax.registry import Registry
+from bqnes_jax.selection import Selection, SelectionInfo, methods, needs_classes, select
 from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
+from bqnes_jax.spaces.seeded import count_seeds
 from bqnes_jax.types import PRNGKey
-
-Evaluate = Callable[[Architectures], Outcome]
 
 _DRAWS = 10  # sets drawn by NES-BS, of which the best is kept
 
@@ -34,10 +39,11 @@ class Result(NamedTuple):
 
     Attributes:
         archs: M architectures. A place that is not in use has weight 0.
-        weights: non-negative with sum 1; all 0 if nothing usable was evaluated (Status.EMPTY).
+        weights: as in a `Selection`; all 0 if nothing usable was evaluated (Status.EMPTY).
         info: how good it is on the validation points.
         history: everything that was evaluated, or taken into account.
         trace: what was believed after each step, stacked; None where nothing was searched.
+        pool: what the weights are for: a mixture, or a pool in log space.
     """
 
     archs: Int32[Array, "M length"]
@@ -45,33 +51,11 @@ class Result(NamedTuple):
     info: SelectionInfo
     history: History
     trace: Info | None
+    pool: Pool = Pool.MIXTURE
 
 
-Run = Callable[[PRNGKey, Evaluate], Result]
-Maker = Callable[[Space, int, Kernel | None, SearchConfig], Run]
-
-
-def search(
-    strategy: Strategy, config: SearchConfig, key: PRNGKey, evaluate: Evaluate
-) -> tuple[History, Info]:
-    """Spend the whole budget; returns what was evaluated and what was believed at each step.
-
-    The first entry of the trace is after the initial architectures, the last after all of them.
-    What the last step asks for, and what exceeds the budget in the last batch, is evaluated too and
-    not recorded: on a table that costs nothing.
-    """
-    init_key, steps_key = jax.random.split(key)
-    state, info = strategy.init(init_key)
-    state = record(state, evaluate(info.archs)._replace(scores=info.scores))
-
-    def step(state, key):
-        state, info = strategy.choose(key, state)
-        return record(state, evaluate(info.archs)._replace(scores=info.scores)), info
-
-    # One step more than evaluations: for what is believed after the last of them.
-    steps = -(-(config.budget - config.initial) // config.batch) + 1
-    state, trace = lax.scan(step, state, jax.random.split(steps_key, steps))
-    return state.history, trace
+Algorithm = Callable[[PRNGKey, Evaluate], Result]
+Maker = Callable[[Space, int, Kernel | None, SearchConfig], Algorithm]
 
 
 class Pair(NamedTuple):
@@ -80,16 +64,33 @@ class Pair(NamedTuple):
     strategy: str
     method: str
     only_members: bool = False  # as many candidates as members
+    needs_seeds: bool = False  # a candidate is (architecture, weight seed)
+    one_architecture: bool = False  # all members are replicates of the best architecture
 
-    def __call__(self, space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
+    def __call__(
+        self,
+        space: Space,
+        size: int,
+        kernel: Kernel | None,
+        config: SearchConfig,
+        *,
+        driver: Driver = scan,
+        prior: Prior | None = None,
+    ) -> Algorithm:
         """Make the algorithm."""
         self.check()
         config = self.budgeted(config, size)
-        strategy = candidates.make(self.strategy, space, kernel, config)
+        strategy = candidates.make(self.strategy, space, kernel=kernel, config=config, prior=prior)
 
         def run(key: PRNGKey, evaluate: Evaluate) -> Result:
-            history, trace = search(strategy, config, key, evaluate)
-            return select_ensemble(self.method, strategy, history, trace, size, config)
+            searched = driver(strategy, config, key, evaluate)
+            if config.measure != "valid" and searched.history.measures is None:
+                raise BQNESError(
+                    f"measure is {config.measure!r}, but evaluate returned no measures; use "
+                    "selection.measure_candidates there, or measure='valid'."
+                )
+            classes = classes_for(self.method, evaluate, searched.history.archs)
+            return select_ensemble(self, strategy, searched, size, classes=classes)
 
         return run
 
@@ -99,27 +100,107 @@ class Pair(NamedTuple):
             return config
         return dataclasses.replace(config, initial=size, budget=size)
 
+    def own(self, history: History, size: int) -> History:
+        """Return a history with what this algorithm does not select from left out, or failed."""
+        if self.only_members:  # it never had more to choose from than it takes
+            return history._replace(count=jnp.minimum(history.count, size))
+        if self.one_architecture:
+            own = jnp.where(of_the_best(history), history.log_likelihoods, jnp.nan)
+            return history._replace(log_likelihoods=own)
+        return history
+
     def check(self) -> None:
         """Refuse names that do not exist, before anything is trained."""
         check_choice("strategy", self.strategy, candidates.strategies())
         check_choice("selection method", self.method, methods())
 
 
+def classes_for(
+    method: str, evaluate: Evaluate, archs: Architectures
+) -> Float[Array, "n points classes"] | None:
+    """Return what architectures say about all classes, if the method needs to know."""
+    if not needs_classes(method):
+        return None
+    classes = evaluate(archs).classes
+    if classes is None:
+        raise BQNESError(
+            f"evaluate returned classes None; {method!r} needs the log-probabilities of all "
+            "classes at the validation points: use a store, or a table that has them."
+        )
+    return classes
+
+
 def select_ensemble(
-    method: str,
+    algorithm: Pair,
     strategy: Strategy,
-    history: History,
-    trace: Info,
+    searched: Searched,
     size: int,
-    config: SearchConfig,
+    *,
+    classes: Float[Array, "n points classes"] | None = None,
 ) -> Result:
-    """Select an ensemble from what a search has evaluated, alike by the kernel fitted last."""
+    """Select an ensemble from what a search has evaluated.
+
+    They are alike by the kernel fitted last, and likely at the temperature of the search.
+    """
+    history, trace = searched
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
-    gram = strategy.gram(last, history.archs)
-    return _selected(method, history, size, gram, config)._replace(trace=trace)
+    chosen = select_members(
+        algorithm.method,
+        algorithm.own(history, size),
+        size,
+        gram=strategy.gram(last, history.archs),
+        log_prior=None if strategy.prior is None else strategy.prior(history.archs),
+        temperature=last.temperature,
+        rule=strategy.rule(last, history),
+        classes=classes,
+    )
+    return _result(chosen, history)._replace(trace=trace)
 
 
-def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Run:
+def select_members(
+    method: str,
+    history: History,
+    size: int,
+    *,
+    gram: Float[Array, "n n"] | None = None,
+    log_prior: Float[Array, " n"] | None = None,
+    temperature: ArrayLike | None = None,
+    rule: Float[Array, " n"] | None = None,
+    classes: Float[Array, "n points classes"] | None = None,
+) -> Selection:
+    """Select members and weights from what was evaluated; a log-likelihood of NaN is a failure.
+
+    Args:
+        method: the name of a selection method.
+        history: what was evaluated.
+        size: M.
+        gram: how alike the candidates are, where the method needs it.
+        log_prior: the logarithm of their prior; equal unless given.
+        temperature: that of the search (`Info.temperature`).
+        rule: the weights of a quadrature of the prior (`Strategy.rule`), where the method needs it.
+        classes: what they say about all classes, where the method needs it (`classes_for`).
+    """
+    if history.log_probs is None:
+        raise BQNESError(
+            "evaluate returned log_probs None; selecting an ensemble needs the log-probability of "
+            "the true class for each validation point: use a table or a store with predictions."
+        )
+    trained = history.evaluated & (history.log_likelihoods < jnp.inf)  # −inf is no failure
+    return select(
+        method,
+        history.log_probs,
+        size,
+        classes=classes,
+        kernel=gram,
+        mask=trained,
+        log_prior=log_prior,
+        temperature=temperature,
+        rule=rule,
+        measures=history.measures,
+    )
+
+
+def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Algorithm:
     """Look at every architecture and take the one with the smallest validation loss, size or not.
 
     That needs a table of the whole space; among the candidates of a search, `"us+top"` with one
@@ -129,14 +210,14 @@ def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchCo
 
     def run(key: PRNGKey, evaluate: Evaluate) -> Result:
         best = _best_of_all(space, 1, evaluate)
-        return _selected("top", best.history, size, None, config)
+        return _result(select_members("top", best.history, size), best.history)
 
     return run
 
 
 def variational_ensemble(
     space: Space, size: int, kernel: Kernel | None, config: SearchConfig
-) -> Run:
+) -> Algorithm:
     """Draw the members together from a distribution fitted to the best architectures of all.
 
     As many architectures as the budget, those with the largest likelihoods in the whole space, are
@@ -153,14 +234,14 @@ def variational_ensemble(
             history.archs,
             history.log_likelihoods,
             best.elsewhere,
-            config.warp.temperature,
+            temperature=resolve_temperature(config, best.everything, history.points),
         )
 
         def draw(key: PRNGKey) -> Result:
-            archs = draw_diverse(key, space, distribution, size)
+            archs = draw_diverse(key, space, distribution, size, diversity=config.diversity)
             outcome = evaluate(archs)
             drawn = _history_of(outcome)
-            return _selected("top", drawn, size, None, config)
+            return _result(select_members("top", drawn, size), drawn)
 
         draws = lax.map(draw, jax.random.split(key, _DRAWS))
         # A set without a usable member has an infinite loss.
@@ -171,20 +252,25 @@ def variational_ensemble(
     return run
 
 
-_ALGORITHMS: dict[str, Maker] = {
-    "BQ-S": Pair("us", "restack"),
-    "BQ-R": Pair("us", "recombine"),
-    "NES-RE": Pair("evolution", "beam"),
-    "NES-BS": variational_ensemble,
-    "Random": Pair("random", "top", only_members=True),
-    "Best single": best_single,
-}
-_BUILT_IN = tuple(_ALGORITHMS)
+_ALGORITHMS: Registry[Maker] = Registry(
+    "algorithm",
+    {
+        "BQ-S": Pair("us", "restack"),
+        "BQ-R": Pair("us", "recombine"),
+        "BQ-L": Pair("us", "logpool"),
+        "NES-RE": Pair("evolution", "beam"),
+        "NES-BS": variational_ensemble,
+        "Random": Pair("random", "top", only_members=True),
+        "BQ-W": Pair("us", "restack", needs_seeds=True),
+        "Deep ensemble": Pair("replicate", "top", needs_seeds=True, one_architecture=True),
+        "Best single": best_single,
+    },
+)
 
 
 def algorithms() -> tuple[str, ...]:
     """Return the names of the algorithms; every `"strategy+method"` is one more."""
-    return tuple(_ALGORITHMS)
+    return _ALGORITHMS.names()
 
 
 def register(name: str, maker: Maker) -> None:
@@ -195,30 +281,35 @@ def register(name: str, maker: Maker) -> None:
         >>> "EI + beam" in algorithms()
         True
     """
-    if name in _BUILT_IN:
-        raise BQNESError(f"name is {name!r}, which is built in; choose one not in {_BUILT_IN}.")
-    _ALGORITHMS[name] = maker
+    _ALGORITHMS.register(name, maker)
 
 
 def make(
     name: str,
     space: Space,
     size: int,
+    *,
     kernel: Kernel | None = None,
-    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
-) -> Run:
+    config: SearchConfig = SearchConfig(),
+    driver: Driver = scan,
+    prior: Prior | None = None,
+) -> Algorithm:
     """Make the algorithm of that name.
 
     Args:
-        name: `"BQ-S"`, `"BQ-R"`, `"NES-RE"`, `"NES-BS"`, `"Random"`, `"Best single"`, one that was
-            registered, or any `"strategy+method"`, such as `"us+corrective"`.
+        name: `"BQ-S"`, `"BQ-R"`, `"BQ-L"`, `"NES-RE"`, `"NES-BS"`, `"Random"`, `"Best single"`, one
+            that was registered, or any `"strategy+method"`, such as `"us+corrective"`. In a space
+            with weight seeds (`spaces.Seeded`) also `"BQ-W"` and `"Deep ensemble"`.
         space: what to search.
         size: M, the number of members.
-        kernel: between architectures; WL or RBF with their defaults, as the space has it.
+        kernel: between architectures; by default the one that `config.kernel` chooses.
         config: budget, batch, surrogate and the rest.
+        driver: the loop of the search: `drivers.scan`, or `drivers.loop` for an `evaluate` that
+            trains on the host.
+        prior: over the space, as in `candidates.make`; by default uniform.
 
     Returns:
-        A pure function `run(key, evaluate) -> Result`.
+        A function `run(key, evaluate) -> Result`, pure if the driver is `drivers.scan`.
 
     Example:
         >>> from bqnes_jax.spaces import NATS
@@ -231,7 +322,16 @@ def make(
         ((2, 6), [0.5, 0.5])
     """
     check_whole("size", size, 1)
-    return find(name)(space, size, kernel, config)
+    check_seeds(name, space, size)
+    maker = find(name) if driver is scan else find_trainable(name)
+    if isinstance(maker, Pair):
+        return maker(space, size, kernel, config, driver=driver, prior=prior)
+    if prior is not None:
+        raise BQNESError(
+            f"algorithm is {name!r}, in which a prior plays no part; leave prior out, or use "
+            "'BQ-S', 'BQ-R', 'NES-RE', 'Random' or 'strategy+method'."
+        )
+    return maker(space, size, kernel, config)
 
 
 def find(name: str) -> Maker:
@@ -239,18 +339,55 @@ def find(name: str) -> Maker:
 
     Example:
         >>> find("BQ-S")
-        Pair(strategy='us', method='restack', only_members=False)
+        Pair(strategy='us', method='restack', only_members=False, needs_seeds=False, \
+one_architecture=False)
         >>> find("ei+beam").method
         'beam'
     """
     strategy, plus, method = name.partition("+")
     if name not in _ALGORITHMS and not plus:
-        known = ", ".join(map(repr, _ALGORITHMS))
+        known = ", ".join(map(repr, algorithms()))
         raise BQNESError(f"algorithm is {name!r}; allowed are {known}, or 'strategy+method'.")
-    maker = _ALGORITHMS.get(name, Pair(strategy, method))
+    maker = _ALGORITHMS.find(name) if name in _ALGORITHMS else Pair(strategy, method)
     if isinstance(maker, Pair):
         maker.check()
     return maker
+
+
+def check_seeds(name: str, space: Space, size: int) -> None:
+    """Refuse an algorithm about weight seeds where a space has too few of them.
+
+    BQ-W marginalises over architectures and seeds together. A Deep ensemble is the best
+    architecture with as many seeds as members.
+    """
+    algorithm, seeds = find(name), count_seeds(space)
+    if not isinstance(algorithm, Pair) or not algorithm.needs_seeds:
+        return
+    if seeds == 1:
+        raise BQNESError(
+            f"algorithm is {name!r}, which tries architectures with several weight seeds, but "
+            "there is one; train with more (seeds, --seeds), or use a table that has them "
+            "(--weight-seeds)."
+        )
+    if algorithm.one_architecture and size > seeds:
+        raise BQNESError(
+            f"algorithm is {name!r} with {size} members, seeds of one architecture, but there are "
+            f"{seeds} seeds; ask for at most as many members, or train with more seeds."
+        )
+
+
+def find_trainable(name: str) -> Pair:
+    """Return the algorithm of that name, if it needs no more results than it asks for.
+
+    NES-BS and Best single look at every architecture, which no one trains: they need a table.
+    """
+    algorithm = find(name)
+    if not isinstance(algorithm, Pair):
+        raise BQNESError(
+            f"algorithm is {name!r}, which needs results of the whole space; with training use "
+            "'BQ-S', 'BQ-R', 'BQ-L', 'NES-RE', 'Random' or 'strategy+method'."
+        )
+    return algorithm
 
 
 def _check_listed(name: str, space: Space) -> None:
@@ -261,47 +398,30 @@ def _check_listed(name: str, space: Space) -> None:
         )
 
 
-def _selected(
-    method: str,
-    history: History,
-    size: int,
-    gram: Float[Array, "n n"] | None,
-    config: SearchConfig,
-) -> Result:
-    if history.log_probs is None:
-        raise BQNESError(
-            "evaluate returned log_probs None; selecting an ensemble needs the log-probability of "
-            "the true class for each validation point: use a table or a store with predictions."
-        )
-    chosen = select(
-        method,
-        history.log_probs,
-        size,
-        gram,
-        history.evaluated & (history.log_likelihoods < jnp.inf),  # −inf is no failure, NaN is
-        temperature=config.warp.temperature,
-    )
-    return Result(history.archs[chosen.members], chosen.weights, chosen.info, history, None)
+def _result(chosen: Selection, history: History) -> Result:
+    archs = history.archs[chosen.members]
+    return Result(archs, chosen.weights, chosen.info, history, None, chosen.pool)
 
 
 class _Best(NamedTuple):
     history: History
     elsewhere: Float[Array, ""]  # average log-likelihood of all others
+    everything: Float[Array, " size"]  # the log-likelihoods of the whole space
 
 
 def _best_of_all(space: Space, count: int, evaluate: Evaluate) -> _Best:
     archs = enumerate_space(space)
     everything = evaluate(archs).log_likelihoods
-    usable = jnp.isfinite(everything)
-    _, best = lax.top_k(jnp.where(usable, everything, -jnp.inf), min(count, len(archs)))
-    others = usable.at[best].set(False)
+    finite = jnp.isfinite(everything)
+    _, best = lax.top_k(jnp.where(finite, everything, -jnp.inf), min(count, len(archs)))
+    others = finite.at[best].set(False)
     average = jnp.sum(jnp.where(others, everything, 0)) / jnp.maximum(jnp.sum(others), 1)
-    # With nothing usable left over, all else (which failed) is no better than the worst.
-    worst = jnp.min(everything, where=usable, initial=jnp.inf)
-    elsewhere = jnp.where(jnp.any(others), average, jnp.where(jnp.any(usable), worst, 0))
-    return _Best(_history_of(evaluate(archs[best])), elsewhere)
+    # With nothing finite left over, all else (which failed) is no better than the worst.
+    worst = jnp.min(everything, where=finite, initial=jnp.inf)
+    elsewhere = jnp.where(jnp.any(others), average, jnp.where(jnp.any(finite), worst, 0))
+    return _Best(_history_of(evaluate(archs[best])), elsewhere, everything)
 
 
 def _history_of(outcome: Outcome) -> History:
     state = State(empty_history(*outcome.archs.shape), None)
-    return record(state, outcome).history
+    return tell(state, outcome).history

@@ -9,37 +9,42 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax.algorithms import _BUILT_IN, Pair, algorithms, make, register
+from bqnes_jax.algorithms import _ALGORITHMS, Pair, algorithms, make, register
 from bqnes_jax.candidates import Outcome, SearchConfig
-from bqnes_jax.ensemble import ensemble_probabilities
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.pooling import ensemble_log_probabilities, ensemble_probabilities
 from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.spaces import enumerate_space
-from bqnes_jax.surrogates import WarpConfig
 from bqnes_jax.tables import Table, evaluator
 from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
-NAMES = ("BQ-S", "BQ-R", "NES-RE", "NES-BS", "Random", "Best single", "us+corrective", "ei+stack")
-CONFIG = SearchConfig(initial=4, budget=12, batch=2, population=5, warp=WarpConfig(temperature=1.0))
+NAMES = (
+    *("BQ-S", "BQ-R", "BQ-L", "NES-RE", "NES-BS", "Random", "Best single"),
+    *("us+corrective", "ei+stack"),
+)
+CONFIG = SearchConfig(initial=4, budget=12, batch=2, population=5, temperature=1.0)
+OF_SEEDS = ("BQ-W", "Deep ensemble")  # in test_seeded
 FAILED = jnp.arange(36) % 3 == 0
 
 
 def table(seed=0, failed=FAILED):
-    """Networks that predict 20 points, better towards one corner of the grid."""
+    """Networks that predict 20 points of 2 classes, better towards one corner of the grid."""
     rng = np.random.default_rng(seed)
     skill = np.asarray(GRID.coordinates(enumerate_space(GRID)).sum(axis=1))
     log_probs = -np.exp(rng.normal(size=(36, 20)) * 0.7 - skill[:, None] / 2)
     log_probs = jnp.where(failed[:, None], jnp.nan, jnp.asarray(log_probs))
-    return Table(jnp.sum(log_probs, axis=1), jnp.zeros(36), log_probs)
+    classes = jnp.stack([log_probs, jnp.log1p(-jnp.exp(log_probs))], axis=2)  # the first is true
+    return Table(jnp.sum(log_probs, axis=1), jnp.zeros(36), log_probs, classes=classes)
 
 
 @functools.cache
 def repeats_of(name, precision):
     del precision  # only to compile once for each
-    return jax.jit(jax.vmap(make(name, GRID, 3, Polynomial(), CONFIG), (0, None)))
+    return jax.jit(jax.vmap(make(name, GRID, 3, kernel=Polynomial(), config=CONFIG), (0, None)))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
     run, keys = repeats_of(name, precision), jax.random.split(jax.random.key(0), 3)
@@ -48,7 +53,9 @@ def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
     chex.assert_trees_all_equal(results, run(keys, evaluator(known, GRID)))
     found = np.asarray(results.info.status & Status.EMPTY) == 0  # all random draws may have failed
     assert found.all() or name == "Random"
-    np.testing.assert_allclose(results.weights.sum(axis=1), found, rtol=1e-5)
+    if results.pool == "mixture":
+        np.testing.assert_allclose(results.weights.sum(axis=1), found, rtol=1e-5)
+    assert (results.pool == "log") == (name == "BQ-L")
     assert (results.weights >= 0).all()
     index = np.asarray(GRID.index(results.archs))
     assert not (np.asarray(FAILED)[index] & found[:, None]).any()
@@ -56,8 +63,8 @@ def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
     for members, weights, loss in zip(
         index[found], results.weights[found], losses[found], strict=True
     ):
-        mixture = jnp.einsum("m,mn->n", weights, jnp.exp(known.log_probs[members]))
-        np.testing.assert_allclose(-jnp.mean(jnp.log(mixture)), loss, rtol=1e-4)
+        said = ensemble_log_probabilities(weights, known.classes[members], pool=results.pool)
+        np.testing.assert_allclose(-jnp.mean(said[:, 0]), loss, rtol=1e-4)
     if results.trace is not None:
         evaluated = GRID.index(results.history.archs).tolist()
         assert all(set(i) <= set(e) for i, e in zip(index.tolist(), evaluated, strict=True))
@@ -68,7 +75,7 @@ def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
     assert run._cache_size() == 1
     if precision == "float32":  # where rounding may decide between two that are nearly equal
         return
-    once = jax.jit(make(name, GRID, 3, Polynomial(), CONFIG))
+    once = jax.jit(make(name, GRID, 3, kernel=Polynomial(), config=CONFIG))
     close = tolerance(2e-3, 1e-7)
     for seed, key in enumerate(keys):
         single = once(key, other)
@@ -77,18 +84,33 @@ def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
 
 
 def test_every_built_in_algorithm_is_tested():
-    assert set(_BUILT_IN) <= set(NAMES)
-    assert set(_BUILT_IN) <= set(algorithms())
+    assert set(_ALGORITHMS.built_in) <= {*NAMES, *OF_SEEDS}
+    assert set(_ALGORITHMS.built_in) <= set(algorithms())
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_distribution_of_nes_bs_does_not_like_failures(key):
     """Also where all that worked is listed, so that everything else has failed."""
     config = dataclasses.replace(CONFIG, budget=30)
-    run = jax.jit(make("NES-BS", GRID, 3, Polynomial(), config))
+    run = jax.jit(make("NES-BS", GRID, 3, kernel=Polynomial(), config=config))
     result = run(key, evaluator(table(), GRID))
     assert jnp.isfinite(result.info.loss)
     assert not FAILED[GRID.index(result.archs)].any()
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_members_of_nes_bs_are_as_diverse_as_the_config_asks(key):
+    known = table(failed=jnp.zeros(36, bool))
+
+    def different(diversity):
+        config = dataclasses.replace(CONFIG, diversity=diversity)
+        run = jax.jit(make("NES-BS", GRID, 4, kernel=Polynomial(), config=config))
+        archs = [run(one, evaluator(known, GRID)).archs for one in jax.random.split(key, 6)]
+        return np.mean([len(np.unique(GRID.index(members))) for members in archs])
+
+    assert different(4.0) > different(-0.5)
+    with pytest.raises(BQNESError, match="diversity is nan; it must be a finite number"):
+        SearchConfig(diversity=float("nan"))
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -112,6 +134,13 @@ def test_the_best_single_is_the_best_of_all(precision):
     np.testing.assert_array_equal(results.weights, [[1, 0, 0]] * 3)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_log_pool_needs_all_classes(key):
+    unknown = evaluator(table()._replace(classes=None), GRID)
+    with pytest.raises(BQNESError, match="'logpool' needs the log-probabilities of all classes"):
+        make("us+logpool", GRID, 2, kernel=Polynomial(), config=CONFIG)(key, unknown)
+
+
 def test_random_draws_as_many_as_there_are_members(precision):
     nothing_failed = evaluator(table(failed=jnp.zeros(36, bool)), GRID)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -128,12 +157,12 @@ def test_recombination_of_everything_is_the_posterior_predictive(tolerance):
     slopes = jnp.asarray(np.random.default_rng(0).uniform(0, 0.12, size=(4, 10, 2)))
     two = jnp.einsum("af,fmc->amc", features, slopes)
     probabilities = jnp.concatenate([two, 1 - two.sum(axis=2, keepdims=True)], axis=2)
-    known = table(failed=jnp.zeros(36, bool))._replace(probabilities=probabilities)
-    config = SearchConfig(initial=4, budget=36, batch=8, warp=WarpConfig(temperature=4.0))
-    run = jax.jit(make("BQ-R", GRID, 5, kernel, config))
+    known = table(failed=jnp.zeros(36, bool))._replace(test_log_probs=jnp.log(probabilities))
+    config = SearchConfig(initial=4, budget=36, batch=8, temperature=4.0)
+    run = jax.jit(make("BQ-R", GRID, 5, kernel=kernel, config=config))
     result = run(jax.random.key(0), evaluator(known, GRID))
 
-    ours = ensemble_probabilities(result.weights, known.probabilities[GRID.index(result.archs)])
+    ours = ensemble_probabilities(result.weights, probabilities[GRID.index(result.archs)])
     posterior = jnp.exp(log_posterior(known.log_likelihoods, temperature=4.0))
     exact = jnp.einsum("a,amc->mc", posterior, probabilities)
     np.testing.assert_allclose(ours, exact, atol=tolerance(1e-4, 1e-9))
@@ -141,6 +170,7 @@ def test_recombination_of_everything_is_the_posterior_predictive(tolerance):
     assert jnp.sum(result.weights > 0) <= 5
 
 
+@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_an_algorithm_of_ones_own(key):
     def first_one(space, size, kernel, config):
@@ -149,11 +179,11 @@ def test_an_algorithm_of_ones_own(key):
 
     register("first one", first_one)
     assert "first one" in algorithms()
-    result = make("first one", GRID, 2, Polynomial())(
+    result = make("first one", GRID, 2, kernel=Polynomial())(
         key, evaluator(table(failed=FAILED & False), GRID)
     )
     assert result.history.count == 1
-    with pytest.raises(BQNESError, match="'BQ-S', which is built in"):
+    with pytest.raises(BQNESError, match="algorithm 'BQ-S' is built in"):
         register("BQ-S", first_one)
 
 
@@ -168,7 +198,7 @@ def test_an_algorithm_of_ones_own(key):
 )
 def test_unknown_names_are_refused(name, size, says):
     with pytest.raises(BQNESError, match=says):
-        make(name, GRID, size, Polynomial(), CONFIG)
+        make(name, GRID, size, kernel=Polynomial(), config=CONFIG)
 
 
 def test_without_predictions_there_is_no_ensemble(key):

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from bqnes_jax.algorithms import search
-from bqnes_jax.candidates import Outcome, SearchConfig, make, record, register, registry, strategies
-from bqnes_jax.candidates.base import State, empty_history, first_fresh
-from bqnes_jax.candidates.landscape import Listed
+from bqnes_jax.candidates import Outcome, SearchConfig, make, register, registry, strategies, tell
+from bqnes_jax.candidates.base import Landscape, State, empty_history, first_fresh
+from bqnes_jax.candidates.landscape import Listed, make_landscape
+from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF, WL, Linear
 from bqnes_jax.quadrature import drawn_evidence, exact_evidence, log_expected_improvement, propose
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.surrogates import FitConfig, WarpConfig, gp, wsabi
+from bqnes_jax.surrogates import FitConfig, gp, wsabi
 from bqnes_jax.tables import Table, evaluator
 from bqnes_jax.types import Status
 from tests.toy import GRID, Endless, Polynomial
 
-NAMES = ("random", "evolution", "ei", "us", "posterior")
+NAMES = ("random", "evolution", "ei", "us", "posterior", "replicate")
 KERNEL = Polynomial()
 INITIAL, BUDGET, BATCH = 6, 36, 4
 CONFIG = SearchConfig(
@@ -32,7 +32,7 @@ CONFIG = SearchConfig(
     batch=BATCH,
     population=8,
     parents=3,
-    warp=WarpConfig(temperature=1.0),
+    temperature=1.0,
     pool=24,
     mutated=8,
     samples=64,
@@ -59,12 +59,12 @@ def evaluate(log_likelihoods=None):
 @functools.cache
 def strategy_of(name, precision):
     del precision  # only to compile once for each
-    return make(name, GRID, KERNEL, CONFIG)
+    return make(name, GRID, kernel=KERNEL, config=CONFIG)
 
 
 @functools.cache
 def searches_of(name, precision):
-    run = functools.partial(search, strategy_of(name, precision), CONFIG)
+    run = functools.partial(scan, strategy_of(name, precision), CONFIG)
     return jax.jit(jax.vmap(run, (0, None)))
 
 
@@ -76,7 +76,7 @@ def run(precision):
 
 
 def test_every_built_in_strategy_is_tested():
-    assert NAMES == registry._BUILT_IN
+    assert registry._CHOOSERS.built_in == NAMES
     assert set(NAMES) <= set(strategies())
 
 
@@ -135,14 +135,14 @@ def test_failed_evaluations_are_recorded_and_not_repeated(name, run):
     histories, traces = run(name, broken)
     index = GRID.index(histories.archs)
     assert all(len(set(row)) == 36 for row in index.tolist())
-    np.testing.assert_array_equal(jax.vmap(lambda h: h.usable)(histories), index % 2 == 1)
+    np.testing.assert_array_equal(jax.vmap(lambda h: h.finite)(histories), index % 2 == 1)
     assert jnp.isfinite(traces.best).all()
     assert jnp.isfinite(traces.evidence.log_evidence).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_failures(name, run):
-    histories, traces = run(name, jnp.full(36, jnp.nan))
+    histories, traces = run(name, jnp.full_like(likelihoods(), jnp.nan))
     assert all(len(set(row)) == 36 for row in GRID.index(histories.archs).tolist())
     assert (traces.best == -jnp.inf).all()
     assert all(Status(s) & Status.EMPTY for s in traces.evidence.status.flatten().tolist())
@@ -152,8 +152,8 @@ def test_nothing_but_failures(name, run):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_space_that_cannot_be_listed(name):
     config = dataclasses.replace(CONFIG, budget=16)
-    strategy = make(name, ENDLESS, Polynomial(ENDLESS), config)
-    run = jax.jit(functools.partial(search, strategy, config, evaluate=Partial(look_up)))
+    strategy = make(name, ENDLESS, kernel=Polynomial(ENDLESS), config=config)
+    run = jax.jit(functools.partial(scan, strategy, config, evaluate=Partial(look_up)))
     history, trace = run(jax.random.key(0))
     assert len({tuple(arch) for arch in history.archs.tolist()}) == 16
     assert (trace.evidence.sampling_sd > 0).all()
@@ -162,7 +162,14 @@ def test_a_space_that_cannot_be_listed(name):
 def test_uncertainty_sampling_asks_for_what_propose_proposes(run, tolerance):
     histories, traces = run("us")
     archs, log_likelihoods = histories.archs[0, :14], histories.log_likelihoods[0, :14]
-    model = wsabi.fit(KERNEL, archs, log_likelihoods, None, CONFIG.warp, CONFIG.fit)
+    model = wsabi.fit(
+        KERNEL,
+        archs,
+        log_likelihoods,
+        temperature=CONFIG.temperature,
+        config=CONFIG.warp,
+        fit_config=CONFIG.fit,
+    )
     proposal = propose(model, enumerate_space(GRID), q=BATCH)
     close = {"rtol": tolerance(1e-2, 1e-8), "atol": tolerance(1e-2, 1e-8)}
     np.testing.assert_allclose(traces.scores[0, 2], proposal.scores, **close)
@@ -176,7 +183,7 @@ def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, 
     targets = (targets - targets.mean()) / targets.std()
     posterior = gp.fit(KERNEL, histories.archs[0, :14], targets)
     score = Partial(log_expected_improvement, best=targets.max())
-    expected = propose(posterior, enumerate_space(GRID), score)
+    expected = propose(posterior, enumerate_space(GRID), acquisition=score)
     atol = tolerance(1e-2, 1e-8)
     np.testing.assert_allclose(traces.scores[0, 2, 0], expected.scores[0], rtol=atol, atol=atol)
 
@@ -201,7 +208,9 @@ def test_evolution_mutates_parents_of_a_young_population():
     table = Table(
         -jnp.sum(enumerate_space(NATS) * jnp.arange(1, 7), axis=1) * 50.0, jnp.zeros(15_625)
     )
-    run = functools.partial(search, make("evolution", NATS, WL(NATS, 0), config), config)
+    run = functools.partial(
+        scan, make("evolution", NATS, kernel=WL(NATS, 0), config=config), config
+    )
     history, _ = jax.jit(run)(jax.random.key(0), evaluator(table, NATS))
     archs, scores = np.asarray(history.archs), np.asarray(history.log_likelihoods)
     for n in range(8, 30):
@@ -217,11 +226,9 @@ def test_evolution_chooses_parents_that_do_well_together():
     log_probs = jnp.log(jnp.array([[0.9, 0.1], [0.8, 0.1], [0.1, 0.6]]))
     archs = jnp.array([[0, 0], [0, 5], [5, 0]], jnp.int32)
     config = SearchConfig(initial=3, budget=4, population=3, parents=2)
-    strategy = make("evolution", GRID, KERNEL, config)
-    state = record(
-        State(empty_history(4, 2), None), Outcome(archs, jnp.sum(log_probs, 1), log_probs)
-    )
-    children = jax.vmap(lambda key: strategy.choose(key, state)[1].archs[0])(
+    strategy = make("evolution", GRID, kernel=KERNEL, config=config)
+    state = tell(State(empty_history(4, 2), None), Outcome(archs, jnp.sum(log_probs, 1), log_probs))
+    children = jax.vmap(lambda key: strategy.ask(key, state)[1].archs[0])(
         jax.random.split(jax.random.key(0), 200)
     )
     of_the_left_out = jnp.all(children == jnp.array([3, 5]), axis=1)
@@ -238,6 +245,23 @@ def test_first_fresh_takes_what_is_new():
     assert first_fresh(proposals, history, 3).tolist()[:2] == [[3, 3], [4, 4]]
 
 
+@pytest.mark.parametrize("space", [GRID, ENDLESS])
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_landscape_gives_the_rows_that_its_kernel_is_on(space, key):
+    landscape = make_landscape(space, Polynomial(space), CONFIG)
+    assert isinstance(landscape, Landscape)
+    archs = space.sample(key, 8)
+    gram = landscape.kernel.gram(landscape.rows(archs))
+    np.testing.assert_allclose(gram, Polynomial(space).gram(archs), rtol=1e-5)
+    reference = landscape.reference(key)
+    rows, masses = landscape.summands(reference)
+    assert (reference is None) == (space is GRID)
+    assert len(rows) == len(masses)
+    if space is ENDLESS:
+        with pytest.raises(BQNESError, match="reference is None; it must be what"):
+            landscape.summands(None)
+
+
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_landscape_has_each_row_once():
     landscape = Listed(NATS, WL(NATS))
@@ -251,10 +275,8 @@ def test_a_landscape_has_each_row_once():
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_fitted_kernels_are_reported(key):
-    config = SearchConfig(
-        initial=6, budget=8, warp=WarpConfig(temperature=1.0), fit=FitConfig(kernel_steps=3)
-    )
-    strategy = make("us", GRID, RBF(GRID, 0.7), config)
+    config = SearchConfig(initial=6, budget=8, temperature=1.0, fit=FitConfig(kernel_steps=3))
+    strategy = make("us", GRID, kernel=RBF(GRID, 0.7), config=config)
     state, info = strategy.init(key)
     state, info = strategy.step(key, state, evaluate()(info.archs))
     assert info.kernel.length_scales != jnp.asarray(0.7)
@@ -262,34 +284,35 @@ def test_fitted_kernels_are_reported(key):
     np.testing.assert_allclose(gram, info.kernel.gram(state.history.archs), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_strategy_of_ones_own():
     def upwards(key, situation, q):
         return GRID.from_index(situation.history.count + jnp.arange(q)), jnp.ones(q)
 
     register("upwards", upwards)
-    strategy = make("upwards", GRID, KERNEL, CONFIG)
+    strategy = make("upwards", GRID, kernel=KERNEL, config=CONFIG)
     state, info = strategy.init(jax.random.key(0))
     _, info = strategy.step(jax.random.key(0), state, evaluate()(info.archs))
     assert GRID.index(info.archs).tolist() == [6, 7, 8, 9]
-    with pytest.raises(BQNESError, match="'us', which is built in"):
+    with pytest.raises(BQNESError, match="strategy 'us' is built in"):
         register("us", upwards)
 
 
 def test_predictions_come_with_every_outcome_or_with_none(key):
     archs = GRID.sample(key, 2)
     state = State(empty_history(4, 2), None)
-    state = record(state, Outcome(archs, jnp.zeros(2), jnp.zeros((2, 5))))
+    state = tell(state, Outcome(archs, jnp.zeros(2), jnp.zeros((2, 5))))
     assert state.history.log_probs.shape == (4, 5)
     with pytest.raises(BQNESError, match="log_probs is None; earlier outcomes had"):
-        record(state, Outcome(archs, jnp.zeros(2)))
+        tell(state, Outcome(archs, jnp.zeros(2)))
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"initial": 0}, "initial is 0"),
-        ({"budget": 5}, "budget is 5; it must be a whole number, at least 10"),
+        ({"budget": 5}, "budget is 5, less than the 10 architectures to begin with"),
         ({"batch": 0}, "batch is 0"),
         ({"mutated": 2000}, "mutated is 2000"),
         ({"population": 0}, "population is 0"),
@@ -301,11 +324,11 @@ def test_bad_configuration_is_refused(change, says):
 
 
 def test_bad_input_is_refused(key):
-    with pytest.raises(BQNESError, match="name is 'guess'; allowed are 'random'"):
+    with pytest.raises(BQNESError, match="strategy is 'guess'; allowed are 'random'"):
         make("guess", GRID)
     with pytest.raises(BQNESError, match="budget is 150; space 'grid' has 36 architectures"):
         make("us", GRID)
     with pytest.raises(BQNESError, match="log_likelihoods has shape"):
-        record(State(empty_history(4, 2), None), Outcome(GRID.sample(key, 2), jnp.zeros(3)))
+        tell(State(empty_history(4, 2), None), Outcome(GRID.sample(key, 2), jnp.zeros(3)))
     with pytest.raises(BQNESError, match="archs has shape"):
-        record(State(empty_history(4, 6), None), Outcome(GRID.sample(key, 2), jnp.zeros(2)))
+        tell(State(empty_history(4, 6), None), Outcome(GRID.sample(key, 2), jnp.zeros(2)))

@@ -97,7 +97,7 @@ def test_draws_follow_the_distribution_and_its_options(key):
     log_q = jnp.log(jnp.array([[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 0.5, 0.5]]))
     log_q = log_q.at[0, 3:].set(-jnp.inf)
     distribution = MeanField(log_q, jnp.asarray(0.0))
-    draw = jax.jit(lambda key, d: draw_diverse(key, space, distribution, 4, d, steps=200))
+    draw = jax.jit(lambda key, d: draw_diverse(key, space, distribution, 4, diversity=d, steps=200))
     apart = jax.vmap(draw, (0, None))(jax.random.split(key, 10), 2.0)
     assert (apart[..., 0] < 2).all()
     assert (apart[..., 1] >= 4).all()

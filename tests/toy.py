@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import flax
 import jax
 import jax.numpy as jnp
 
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import FiniteKernel, GeneralKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,27 +54,31 @@ class Grid:
         return jnp.asarray(arch, float) / (self.side - 1)
 
 
-@flax.struct.dataclass
-class Polynomial:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Polynomial(FiniteKernel):
     """A finite kernel: products of powers of the coordinates up to a degree."""
 
-    space: Grid = flax.struct.field(pytree_node=False, default=Grid())
-    degree: int = flax.struct.field(pytree_node=False, default=2)
-    finite: bool = flax.struct.field(pytree_node=False, default=True)
+    space: Grid = dataclasses.field(default=Grid(), metadata={"static": True})
+    degree: int = dataclasses.field(default=2, metadata={"static": True})
 
     def features(self, archs):
         x, y = jnp.moveaxis(self.space.coordinates(archs), -1, 0)
         powers = range(self.degree + 1)
         return jnp.stack([x**i * y**j for i in powers for j in powers], axis=-1)
 
-    def gram(self, archs):
-        return self.cross(archs, archs)
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Overlap(GeneralKernel):
+    """A kernel that is not finite, with a hyper-parameter: alike where entries are the same."""
+
+    space: Grid = dataclasses.field(default=Grid(), metadata={"static": True})
+    decay: jax.typing.ArrayLike = 0.5
 
     def cross(self, archs, others):
-        return self.features(archs) @ self.features(others).T
-
-    def diag(self, archs):
-        return jnp.sum(self.features(archs) ** 2, axis=-1)
+        different = jnp.asarray(archs)[:, None, :] != jnp.asarray(others)
+        return jnp.exp(-self.decay * jnp.sum(different, axis=-1))
 
 
 GRID = Grid()

@@ -8,26 +8,30 @@ from bqnes_jax.candidates.base import (
     History,
     Info,
     Outcome,
+    Prior,
     SearchConfig,
     Situation,
     State,
     Strategy,
-    record,
+    tell,
 )
-from bqnes_jax.candidates.registry import default_kernel, make, register, strategies
+from bqnes_jax.candidates.inclusion import inclusion_probabilities
+from bqnes_jax.candidates.registry import make, register, strategies, uses_surrogate
 
 __all__ = [
     "Chooser",
     "History",
     "Info",
     "Outcome",
+    "Prior",
     "SearchConfig",
     "Situation",
     "State",
     "Strategy",
-    "default_kernel",
+    "inclusion_probabilities",
     "make",
-    "record",
     "register",
     "strategies",
+    "tell",
+    "uses_surrogate",
 ]

@@ -1,22 +1,25 @@
 """What every strategy shares: what has been evaluated, what was asked for, what is believed.
 
-A strategy is a pair of pure functions. `init(key)` asks for the first architectures, `step(key,
-state, outcome)` takes what evaluating them gave and asks for the next; both return `(state, info)`
-and the architectures to evaluate are `info.archs`. On a table of results the loop around them is a
-`lax.scan`; with real training it is a `for` loop on the host, over the same functions.
+A strategy is a pair of pure functions. `init(key)` asks for the first architectures and `ask(key,
+state)` for the next; both return `(state, info)`, and the architectures to evaluate are
+`info.archs`. `tell(state, outcome)` records what evaluating them gave. `drivers` has the loops.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from bqnes_jax.errors import BQNESError, check_shape, check_whole
-from bqnes_jax.kernels import Kernel
+from bqnes_jax.errors import BQNESError, check_choice, check_positive, check_shape, check_whole
+from bqnes_jax.identity import EXTENT, SELECTION, SPEED, field
+from bqnes_jax.kernels import Kernel, KernelConfig
 from bqnes_jax.quadrature.evidence import Evidence
+from bqnes_jax.quadrature.scale import OBSERVATIONS, choose_temperature, scale_temperature
+from bqnes_jax.selection import MEASURES, Measure
 from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, LikelihoodModel, WarpConfig
 from bqnes_jax.types import PRNGKey
@@ -30,39 +33,72 @@ class SearchConfig:
         initial: architectures drawn from the prior to begin with.
         budget: architectures evaluated in all, those included.
         batch: how many are asked for at a time after that.
+        kernel: how alike architectures are to the surrogate.
+        temperature: divides the log-likelihoods, in the surrogate, in the evidence and in the
+            posterior; "auto" chooses it on the first architectures. By default the number of
+            validation points / `observations`, or the published 128 where that is not known.
+        observations: how many independent observations all validation points count as.
+        effective: the share of the first architectures that their posterior is worth, with "auto".
         warp: the surrogate of the likelihood.
         fit: how its hyper-parameters are fitted, at every step.
         population: of evolution; it is filled with random architectures first, which spend the
             whole budget if that is no larger.
         parents: how many of a population may have offspring; also the best ones whose mutations
             join a pool.
-        pool: architectures scored at each step where the space cannot be listed.
+        exhaustive: whether every architecture is scored at each step where the space can be listed;
+            otherwise a pool is, as where it cannot.
+        pool: architectures scored at each step where not all are.
         mutated: how many of the pool are mutations of the best so far; the rest are prior draws.
         climbs: rounds of local search from the best of that pool: steps to better neighbours.
+        measure: by which likelihood recombination and quadrature form the posterior over
+            candidates: of validation points, of training points, or of both.
+        diversity: δ of NES-BS: a positive one keeps the members of a set apart, the paper's −0.5
+            lets them gather.
         samples: prior draws that stand for a space that cannot be listed in the evidence.
     """
 
     initial: int = 10
-    budget: int = 150
+    budget: int = field(EXTENT, default=150)
+    _: dataclasses.KW_ONLY
     batch: int = 1
-    warp: WarpConfig = WarpConfig()  # noqa: RUF009 (immutable)
-    fit: FitConfig = FitConfig()  # noqa: RUF009 (immutable)
+    kernel: KernelConfig = KernelConfig()
+    temperature: float | Literal["auto"] | None = None
+    observations: float = OBSERVATIONS
+    effective: float = 0.3
+    warp: WarpConfig = WarpConfig()
+    fit: FitConfig = FitConfig()
     population: int = 50
     parents: int = 10
+    exhaustive: bool = True
     pool: int = 1024
     mutated: int = 128
     climbs: int = 10
-    samples: int = 2048
+    measure: Measure = field(SELECTION, default="valid")  # noqa: RUF009 (a field, of ours)
+    diversity: float = field(SELECTION, default=-0.5)
+    samples: int = field(SPEED, default=2048)
 
     def __post_init__(self) -> None:
         check_whole("initial", self.initial, 1)
-        check_whole("budget", self.budget, self.initial)
+        check_whole("budget", self.budget, 1)
+        if self.budget < self.initial:
+            raise BQNESError(
+                f"budget is {self.budget}, less than the {self.initial} architectures to begin "
+                "with; give a larger budget, or a smaller initial."
+            )
         check_whole("batch", self.batch, 1)
+        if self.temperature not in (None, "auto"):
+            check_positive("temperature", self.temperature)
+        check_positive("observations", self.observations)
+        if not 0 < self.effective < 1:
+            raise BQNESError(f"effective is {self.effective!r}; it must be between 0 and 1.")
         check_whole("population", self.population, 1)
         check_whole("parents", self.parents, 1)
         check_whole("pool", self.pool, self.batch)
         check_whole("mutated", self.mutated, 0, self.pool)
         check_whole("climbs", self.climbs, 0)
+        check_choice("measure", self.measure, MEASURES)
+        if not math.isfinite(self.diversity):
+            raise BQNESError(f"diversity is {self.diversity}; it must be a finite number.")
         check_whole("samples", self.samples, 2)
 
 
@@ -74,12 +110,18 @@ class Outcome(NamedTuple):
         log_likelihoods: summed over the validation points.
         log_probs: of the true class of each of n validation points; None where it is not known.
         scores: with which they were asked for (`Info.scores`), for the record; NaN unless given.
+        classes: log-probabilities of all classes at these points; None where they are not known.
+            No search needs them, nor are they kept: what selects in log space evaluates again.
+        measures: the log-likelihoods that a posterior over candidates is formed by in the end, as
+            `selection.measure_candidates` returns them; None for those above.
     """
 
     archs: Int32[Array, "q length"]
     log_likelihoods: Float[Array, " q"]
     log_probs: Float[Array, "q n"] | None = None
     scores: Float[Array, " q"] | None = None
+    classes: Float[Array, "q n classes"] | None = None
+    measures: Float[Array, " q"] | None = None
 
 
 class History(NamedTuple):
@@ -89,7 +131,8 @@ class History(NamedTuple):
     log_likelihoods: Float[Array, " budget"]
     log_probs: Float[Array, "budget n"] | None
     scores: Float[Array, " budget"]
-    count: Int32[Array, ""]
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    measures: Float[Array, " budget"] | None = None
 
     @property
     def evaluated(self) -> Bool[Array, " budget"]:
@@ -97,26 +140,46 @@ class History(NamedTuple):
         return jnp.arange(self.archs.shape[-2]) < self.count
 
     @property
-    def usable(self) -> Bool[Array, " budget"]:
-        """True where there is an entry that a surrogate can learn from."""
+    def finite(self) -> Bool[Array, " budget"]:
+        """True where there is an entry whose log-likelihood is a finite number."""
         return self.evaluated & jnp.isfinite(self.log_likelihoods)
+
+    @property
+    def points(self) -> int | None:
+        """The number of validation points; None where it is not known."""
+        return None if self.log_probs is None else self.log_probs.shape[-1]
+
+    @property
+    def known(self) -> Float[Array, " budget"]:
+        """The log-likelihoods, −inf where an entry failed: what cannot be trained explains nothing.
+
+        Padding has −inf, too.
+        """
+        return jnp.where(self.finite, self.log_likelihoods, -jnp.inf)
 
     @property
     def best_index(self) -> Int32[Array, ""]:
         """Which entry has the largest log-likelihood, of those that did not fail."""
-        return jnp.argmax(jnp.where(self.usable, self.log_likelihoods, -jnp.inf)).astype(jnp.int32)
+        return jnp.argmax(self.known).astype(jnp.int32)
 
     @property
     def best(self) -> Float[Array, " budget"]:
         """The largest log-likelihood up to each entry, −inf before the first."""
-        return lax.cummax(jnp.where(self.usable, self.log_likelihoods, -jnp.inf))
+        return lax.cummax(self.known)
+
+
+# Log-probabilities of n architectures before anything is known, up to a constant; −inf rules out.
+Prior = Callable[[Architectures], Float[Array, " n"]]
+
+# Rows that stand for the prior, and their probabilities.
+Summands = tuple[Array, Float[Array, " m"]]
 
 
 class State(NamedTuple):
     """What the next step needs."""
 
     history: History
-    reference: Array | None  # prior draws for the evidence, where the space cannot be listed
+    reference: Summands | None  # draws for the evidence, where the space cannot be listed
 
 
 class Info(NamedTuple):
@@ -129,15 +192,20 @@ class Info(NamedTuple):
             likeliest of what is left was asked for and nothing was.
         count: how many have been evaluated.
         best: the largest log-likelihood among them, −inf if there is none.
+        temperature: by which the log-likelihoods are divided.
+        effective_size: of the posterior over what has been evaluated: how many equally likely
+            architectures it is worth (`quadrature.effective_size`).
         evidence: log Ẑ under the surrogate, with its errors and status.
-        hyperparameters: amplitude and noise of the surrogate of the likelihood.
+        hyperparameters: amplitude, noise and mean of the surrogate of the likelihood.
         kernel: of that surrogate, with its leaves as fitted.
     """
 
     archs: Int32[Array, "q length"]
     scores: Float[Array, " q"]
-    count: Int32[Array, ""]
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     best: Float[Array, ""]
+    temperature: Float[Array, ""]
+    effective_size: Float[Array, ""]
     evidence: Evidence
     hyperparameters: Hyperparameters
     kernel: Kernel
@@ -147,12 +215,14 @@ class Strategy(NamedTuple):
     """A way to choose candidates; made by `candidates.make`."""
 
     init: Callable[[PRNGKey], tuple[State, Info]]
-    choose: Callable[[PRNGKey, State], tuple[State, Info]]
+    ask: Callable[[PRNGKey, State], tuple[State, Info]]
     gram: Callable[[Info, Architectures], Float[Array, "n n"]]  # by the fitted kernel
+    rule: Callable[[Info, History], Float[Array, " n"]]  # weights of a quadrature of the prior
+    prior: Prior | None = None  # uniform
 
     def step(self, key: PRNGKey, state: State, outcome: Outcome) -> tuple[State, Info]:
-        """Record what evaluating architectures gave, and choose what to evaluate next."""
-        return self.choose(key, record(state, outcome))
+        """Record what evaluating architectures gave, and ask for what to evaluate next."""
+        return self.ask(key, tell(state, outcome))
 
 
 class Pool(NamedTuple):
@@ -161,24 +231,39 @@ class Pool(NamedTuple):
     archs: Int32[Array, "k length"]
     rows: Array
     row_of: Int32[Array, " k"] | None
-    fresh: Bool[Array, " k"]  # not evaluated yet
+    fresh: Bool[Array, " k"]  # not evaluated yet, nor ruled out by the prior
+    log_prior: Float[Array, " k"] | None = None  # equal
 
 
 @runtime_checkable
 class Landscape(Protocol):
     """What strategies need to know of a space and a kernel."""
 
-    kernel: Kernel  # on rows
-    rows: Callable[[Architectures], Array]
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel on rows."""
+        ...
 
-    def reference(self, key: PRNGKey) -> Array | None:
-        """Draw what the evidence sums over, as rows; None where that is everything."""
+    @property
+    def prior(self) -> Prior | None:
+        """The logarithm of the prior; None where it is uniform."""
+        ...
 
-    def summands(self, reference: Array | None) -> tuple[Array, Float[Array, " m"]]:
+    def rows(self, archs: Architectures) -> Array:
+        """Return the rows that the surrogate is given in place of architectures."""
+        ...
+
+    def reference(self, key: PRNGKey) -> Summands | None:
+        """Draw what the evidence sums over; None where that is everything."""
+        ...
+
+    def summands(self, reference: Summands | None) -> Summands:
         """Return rows that stand for the prior, and their probabilities."""
+        ...
 
     def pool(self, key: PRNGKey, history: History) -> Pool:
         """Return what can be asked for next."""
+        ...
 
 
 class Situation(NamedTuple):
@@ -206,7 +291,22 @@ def empty_history(budget: int, length: int) -> History:
     )
 
 
-def record(state: State, outcome: Outcome) -> State:
+def resolve_temperature(
+    config: SearchConfig, log_likelihoods: Float[Array, " n"], points: int | None
+) -> Float[Array, ""]:
+    """Return the temperature of a search, by how many validation points there are.
+
+    With "auto", by the log-likelihoods of its first architectures too.
+    """
+    by_points = jnp.asarray(scale_temperature(points, observations=config.observations), float)
+    if config.temperature is None:
+        return by_points
+    if config.temperature == "auto":
+        return choose_temperature(log_likelihoods, effective=config.effective, otherwise=by_points)
+    return jnp.asarray(config.temperature, float)
+
+
+def tell(state: State, outcome: Outcome) -> State:
     """Append what evaluating architectures gave; what exceeds the budget is dropped.
 
     Any but the first outcomes must have predictions if and only if the first had.
@@ -229,6 +329,10 @@ def record(state: State, outcome: Outcome) -> State:
         log_probs = log_probs.at[places].set(outcome.log_probs, mode="drop")
     elif log_probs is not None:
         raise BQNESError("outcome.log_probs is None; earlier outcomes had predictions: pass them.")
+    measures = history.measures
+    if outcome.measures is not None:
+        measures = jnp.full(budget, jnp.nan) if measures is None else measures
+        measures = measures.at[places].set(outcome.measures, mode="drop")
     return state._replace(
         history=History(
             history.archs.at[places].set(archs, mode="drop"),
@@ -236,6 +340,7 @@ def record(state: State, outcome: Outcome) -> State:
             log_probs,
             history.scores.at[places].set(scores, mode="drop"),
             jnp.minimum(history.count + q, budget).astype(jnp.int32),
+            measures,
         )
     )
 
@@ -247,6 +352,11 @@ def not_evaluated(space: EnumerableSpace, history: History) -> Bool[Array, " siz
     return jnp.ones(space.size, bool).at[places].set(False, mode="drop")
 
 
+def is_allowed(archs: Architectures, prior: Prior | None) -> Bool[Array, " n"]:
+    """Tell which architectures the prior does not rule out."""
+    return jnp.ones(len(archs), bool) if prior is None else prior(archs) > -jnp.inf
+
+
 def is_among(
     archs: Int32[Array, "k length"], others: Architectures, counts: Bool[Array, " n"]
 ) -> Bool[Array, " k"]:
@@ -256,13 +366,15 @@ def is_among(
 
 
 def first_fresh(
-    proposals: Int32[Array, "k length"], history: History, q: int
+    proposals: Int32[Array, "k length"], history: History, q: int, *, prior: Prior | None = None
 ) -> Int32[Array, "q length"]:
     """Take the first q proposals that are new and differ from each other; others if there are none.
 
-    Proposals that are not new come after those that are, so that there are always q.
+    Proposals that are not new, or that the prior rules out, come after those that are, so that
+    there are always q.
     """
     same = jnp.all(proposals[:, None, :] == proposals[None, :, :], axis=-1)
     repeated = jnp.any(jnp.tril(same, k=-1), axis=1)
     stale = repeated | is_among(proposals, history.archs, history.evaluated)
+    stale |= ~is_allowed(proposals, prior)
     return proposals[jnp.argsort(stale, stable=True)[:q]]

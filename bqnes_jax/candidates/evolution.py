@@ -23,15 +23,16 @@ def evolution(
     """
     space, config, history = situation.space, situation.config, situation.history
     draw_key, parent_key, mutate_key = jax.random.split(key, 3)
-    draws = draw_fresh(draw_key, space, history, q)
+    prior = situation.landscape.prior
+    draws = draw_fresh(draw_key, space, history, q, prior=prior)
 
     parents, weights = _parents(history, config)
     chosen = jax.random.categorical(parent_key, jnp.log(weights), shape=(_TRIES * q,))
     keys = jax.random.split(mutate_key, _TRIES * q)
     mutants = jax.vmap(space.mutate)(keys, history.archs[parents[chosen]])
-    offspring = first_fresh(jnp.concatenate([mutants, draws]), history, q)
+    offspring = first_fresh(jnp.concatenate([mutants, draws]), history, q, prior=prior)
 
-    grown = jnp.sum(history.usable) >= config.population
+    grown = jnp.sum(history.finite) >= config.population
     return jnp.where(grown, offspring, draws), jnp.zeros(q)
 
 
@@ -39,9 +40,9 @@ def _parents(
     history: History, config: SearchConfig
 ) -> tuple[Int32[Array, " p"], Float[Array, " p"]]:
     """Return those that may have offspring, and equal weights, 0 in places that are not filled."""
-    size = min(config.population, len(history.usable))
+    size = min(config.population, len(history.finite))
     count = min(config.parents, size)
-    age = jnp.where(history.usable, jnp.arange(len(history.usable)), -1)
+    age = jnp.where(history.finite, jnp.arange(len(history.finite)), -1)
     born, population = jax.lax.top_k(age, size)
     alive = born >= 0
     if history.log_probs is None:

@@ -2,42 +2,64 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from bqnes_jax.candidates.base import (
     Chooser,
     History,
     Info,
+    Landscape,
+    Prior,
     SearchConfig,
     Situation,
     State,
     Strategy,
     empty_history,
+    resolve_temperature,
 )
 from bqnes_jax.candidates.bayesian import believed, improving, uncertain
 from bqnes_jax.candidates.evolution import evolution
 from bqnes_jax.candidates.landscape import make_landscape
 from bqnes_jax.candidates.random import draw_fresh, log_probability, random
-from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.kernels import RBF, WL, Kernel
-from bqnes_jax.quadrature.evidence import Evidence, weighted_evidence
-from bqnes_jax.spaces.base import Architectures, CoordinateSpace, GraphSpace, Space
-from bqnes_jax.surrogates import Hyperparameters, LikelihoodModel, wsabi
+from bqnes_jax.candidates.replicates import replicate
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import Kernel, make_kernel
+from bqnes_jax.quadrature.evidence import Evidence, rule_of, weighted_evidence
+from bqnes_jax.quadrature.scale import effective_size
+from bqnes_jax.registry import Registry
+from bqnes_jax.spaces.base import Architectures, Space
+from bqnes_jax.spaces.seeded import Seeded
+from bqnes_jax.surrogates import Hyperparameters, LikelihoodModel, gp, wsabi
+from bqnes_jax.surrogates.base import Design
 from bqnes_jax.types import PRNGKey, Status
 
-_CHOOSERS: dict[str, Chooser] = {
-    "random": random,
-    "evolution": evolution,
-    "ei": improving,
-    "us": uncertain,
-    "posterior": believed,
-}
-_BUILT_IN = tuple(_CHOOSERS)
+_CHOOSERS: Registry[Chooser] = Registry(
+    "strategy",
+    {
+        "random": random,
+        "evolution": evolution,
+        "ei": improving,
+        "us": uncertain,
+        "posterior": believed,
+        "replicate": replicate,
+    },
+)
 
 
 def strategies() -> tuple[str, ...]:
     """Return the names that `make` knows."""
-    return tuple(_CHOOSERS)
+    return _CHOOSERS.names()
+
+
+def uses_surrogate(name: str) -> bool:
+    """Tell whether a strategy asks the surrogate, as one of your own may.
+
+    Example:
+        >>> uses_surrogate("us"), uses_surrogate("evolution")
+        (True, False)
+    """
+    return _CHOOSERS.find(name) not in (random, evolution)
 
 
 def register(name: str, chooser: Chooser) -> None:
@@ -52,33 +74,18 @@ def register(name: str, chooser: Chooser) -> None:
         >>> "walk" in strategies()
         True
     """
-    if name in _BUILT_IN:
-        raise BQNESError(f"name is {name!r}, which is built in; choose one not in {_BUILT_IN}.")
-    _CHOOSERS[name] = chooser
-
-
-def default_kernel(space: Space) -> Kernel:
-    """Return the WL kernel for a space of graphs, otherwise an RBF kernel on coordinates.
-
-    That has a length scale for each coordinate, which is fitted.
-    """
-    if isinstance(space, GraphSpace):
-        return WL(space) if space.size is not None else WL(space, buckets=4096)
-    if isinstance(space, CoordinateSpace):
-        none = jnp.zeros(len(space.options), jnp.int32)
-        return RBF(space, jnp.ones(jax.eval_shape(space.coordinates, none).shape[-1]))
-    raise BQNESError(
-        f"space {space.name!r} has neither graph nor coordinates; pass a kernel of your own."
-    )
+    _CHOOSERS.register(name, chooser)
 
 
 def make(
     name: str,
     space: Space,
+    *,
     kernel: Kernel | None = None,
-    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    config: SearchConfig = SearchConfig(),
+    prior: Prior | None = None,
 ) -> Strategy:
-    """Make the strategy of that name: `random`, `evolution`, `ei`, `us`, `posterior` or your own.
+    """Make the strategy of that name: one of `strategies()`, or your own.
 
     All of them see the same first `config.initial` architectures for the same key, and refit the
     surrogate of the likelihood at every step, so that they report the same things.
@@ -86,8 +93,11 @@ def make(
     Args:
         name: of the strategy.
         space: what to search.
-        kernel: between architectures; WL or RBF with their defaults, as the space has it.
+        kernel: between architectures; by default the one that `config.kernel` chooses.
         config: budget, batch, surrogate and the rest.
+        prior: a pure function of n×length architectures that returns n log-weights, which need not
+            be normalised; −inf rules an architecture out. By default all are equally likely. Of a
+            space with weight seeds it is given the architectures, without their seeds.
 
     Returns:
         A `Strategy`.
@@ -103,35 +113,39 @@ def make(
         >>> info.archs.shape, int(info.count)
         ((2, 6), 4)
     """
-    check_choice("name", name, strategies())
+    chooser = _CHOOSERS.find(name)
     if space.size is not None and config.budget > space.size:
         raise BQNESError(
             f"budget is {config.budget}; space {space.name!r} has {space.size} architectures: "
             "ask for at most as many."
         )
-    chooser = _CHOOSERS[name]
-    landscape = make_landscape(space, default_kernel(space) if kernel is None else kernel, config)
+    kernel = make_kernel(space, config.kernel) if kernel is None else kernel
+    landscape = make_landscape(space, kernel, config, prior=_without_seeds(prior, space))
     batch = min(config.batch, space.size or config.batch)
 
     def init(key: PRNGKey) -> tuple[State, Info]:
         draw_key, reference_key = jax.random.split(key)
         history = empty_history(config.budget, len(space.options))
-        asked = draw_fresh(draw_key, space, history, config.initial)
+        asked = draw_fresh(draw_key, space, history, config.initial, prior=landscape.prior)
         state = State(history, landscape.reference(reference_key))
         nothing = jnp.asarray(jnp.nan)
         return state, Info(
             archs=asked,
-            scores=log_probability(space, history, config.initial),
+            scores=log_probability(space, history, asked, prior=landscape.prior),
             count=history.count,
             best=-jnp.asarray(jnp.inf),
+            temperature=nothing,
+            effective_size=jnp.asarray(0.0),
             evidence=Evidence(nothing, nothing, nothing, jnp.int32(Status.EMPTY)),
-            hyperparameters=Hyperparameters(nothing, nothing),
+            hyperparameters=Hyperparameters(nothing, nothing, nothing),
             kernel=landscape.kernel,
         )
 
-    def choose(key: PRNGKey, state: State) -> tuple[State, Info]:
+    def ask(key: PRNGKey, state: State) -> tuple[State, Info]:
         history = state.history
-        model = _fit_model(landscape, history, config)
+        first = history.known[: config.initial]
+        temperature = resolve_temperature(config, first, history.points)
+        model = fit_model(landscape, history, config, temperature)
         archs, scores = chooser(key, Situation(space, landscape, config, history, model), batch)
         rows, weights = landscape.summands(state.reference)
         sampled = state.reference is not None
@@ -139,7 +153,9 @@ def make(
             archs=archs,
             scores=scores,
             count=history.count,
-            best=jnp.max(history.log_likelihoods, where=history.usable, initial=-jnp.inf),
+            best=jnp.max(history.known),
+            temperature=temperature,
+            effective_size=effective_size(history.known / temperature),
             evidence=weighted_evidence(model, rows, weights, sampled=sampled),
             hyperparameters=model.latent.hyperparameters,
             kernel=model.latent.kernel,
@@ -149,15 +165,34 @@ def make(
     def gram(info: Info, archs: Architectures) -> Float[Array, "n n"]:
         return info.kernel.gram(landscape.rows(archs))
 
-    return Strategy(jax.jit(init), jax.jit(choose), jax.jit(gram))
+    def rule(info: Info, history: History) -> Float[Array, " n"]:
+        # The draws of the search are not kept; any others will do.
+        rows, weights = landscape.summands(landscape.reference(jax.random.key(0)))
+        nothing = jnp.zeros_like(history.log_likelihoods)
+        design = Design(landscape.rows(history.archs), nothing, history.evaluated)
+        posterior = gp.condition_design(info.kernel, design, info.hyperparameters)
+        return rule_of(posterior, rows, weights)
+
+    return Strategy(jax.jit(init), jax.jit(ask), jax.jit(gram), jax.jit(rule), landscape.prior)
 
 
-def _fit_model(landscape, history: History, config: SearchConfig) -> LikelihoodModel:
+def fit_model(
+    landscape: Landscape, history: History, config: SearchConfig, temperature: ArrayLike
+) -> LikelihoodModel:
+    """Fit the surrogate of the likelihood to what has been evaluated."""
     return wsabi.fit(
         landscape.kernel,
         landscape.rows(history.archs),
-        history.log_likelihoods,
-        history.usable,
-        config.warp,
-        config.fit,
+        history.known,
+        mask=history.evaluated,
+        temperature=temperature,
+        config=config.warp,
+        fit_config=config.fit,
     )
+
+
+def _without_seeds(prior: Prior | None, space: Space) -> Prior | None:
+    """Let a prior over architectures take those of a space with weight seeds."""
+    if prior is None or not isinstance(space, Seeded):
+        return prior
+    return lambda archs: prior(archs[:, :-1])

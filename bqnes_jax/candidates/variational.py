@@ -10,6 +10,7 @@ for the distribution ρ of n particles x, p being a continuous relaxation of q.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,6 @@ from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.errors import check_positive, check_shape, check_whole
 from bqnes_jax.spaces.base import Architectures, Space, as_architectures, enumerate_space
-from bqnes_jax.spaces.subset import Subset
 from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.types import PRNGKey
 
@@ -48,6 +48,7 @@ def fit_mean_field(
     archs: ArrayLike,
     log_likelihoods: ArrayLike,
     elsewhere: ArrayLike,
+    *,
     temperature: ArrayLike = TEMPERATURE,
 ) -> MeanField:
     """Maximise the ELBO by coordinate ascent, whose steps are closed: q_i(o) ∝ exp E[L | α_i = o].
@@ -87,6 +88,7 @@ def draw_diverse(
     space: Space,
     distribution: MeanField,
     size: int,
+    *,
     diversity: ArrayLike = -0.5,
     steps: int = 1000,
 ) -> Architectures:
@@ -113,7 +115,9 @@ def draw_diverse(
     check_whole("steps", steps, 0)
     log_probs = jnp.asarray(distribution.log_probs)
     check_shape("distribution.log_probs", log_probs, (len(space.options), max(space.options)))
-    listed = enumerate_space(space) if isinstance(space, Subset) else None
+    # Particles that end between architectures of a part of a space go to the nearest of them.
+    partial = space.size is not None and space.size < math.prod(space.options)
+    listed = enumerate_space(space) if partial else None
     return _draw(key, log_probs, size, diversity, steps, listed)
 
 

@@ -1,0 +1,286 @@
+"""Weights as well as architectures: the space of both, its surrogate, its searches and members."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax import algorithms, candidates
+from bqnes_jax.algorithms import check_seeds, make
+from bqnes_jax.candidates import Outcome, SearchConfig
+from bqnes_jax.drivers import loop, scan
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF, WL, make_kernel
+from bqnes_jax.quadrature import exact_evidence
+from bqnes_jax.selection import methods, pool_of, select
+from bqnes_jax.spaces import (
+    NATS,
+    CoordinateSpace,
+    EnumerableSpace,
+    GraphSpace,
+    Product,
+    Seeded,
+    Subset,
+    count_seeds,
+    enumerate_space,
+    split_seeds,
+)
+from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp, wsabi
+from bqnes_jax.tables import Table, evaluator
+from tests.toy import GRID, Endless
+
+SEEDS = 3
+SPACE = Seeded(GRID, SEEDS)
+CELLS = Seeded(Subset(NATS, tuple(range(3, 15_625, 97))), SEEDS)
+PRODUCT = Seeded(Product(depth=(1, 2, 3), activation=("relu", "tanh")), SEEDS)
+ENDLESS = Seeded(Endless(), SEEDS)
+LISTED = (SPACE, CELLS, PRODUCT)
+KERNEL = RBF(SPACE, 0.5)  # the same in both precisions
+CONFIG = SearchConfig(initial=4, budget=22, batch=3, population=6, temperature=1.0)
+SMALL = {"pool": 24, "mutated": 8, "samples": 16, "climbs": 2, "parents": 3}
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("space", [*LISTED, ENDLESS], ids=lambda space: space.name)
+def test_it_is_a_space(space, key):
+    length = len(space.options)
+    assert space.options == (*space.base.options, SEEDS) and count_seeds(space) == SEEDS
+    archs = jax.jit(lambda key: space.sample(key, 600))(key)
+    assert archs.shape == (600, length) and archs.dtype == jnp.int32
+    assert np.bincount(archs[:, -1], minlength=SEEDS).min() > 150
+    mutants = jax.vmap(space.mutate)(jax.random.split(key, 600), archs)
+    changed = np.asarray(mutants != archs)
+    assert (
+        changed.any(axis=1).all() and ((mutants >= 0) & (mutants < jnp.array(space.options))).all()
+    )
+    reseeded = changed[:, -1]
+    assert 0.5 / length < reseeded.mean() < 2 / length
+    assert not changed[reseeded, :-1].any(), "an architecture or a seed, not both"
+    np.testing.assert_array_equal(space.from_string(space.to_string(archs[0])), archs[0])
+    assert space.to_string(archs[0]).endswith(f" (seed {int(archs[0, -1])})")
+    for view, kind in (("graph", GraphSpace), ("coordinates", CoordinateSpace)):
+        assert isinstance(space, kind) == isinstance(space.base, kind)
+        if isinstance(space, kind):
+            ours, theirs = getattr(space, view)(archs[1]), getattr(space.base, view)(archs[1, :-1])
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    again = pickle.loads(pickle.dumps(space))
+    assert again == space and hash(again) == hash(space) and space != Seeded(space.base, 4)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("space", LISTED, ids=lambda space: space.name)
+def test_it_numbers_the_seeds_of_an_architecture_one_after_the_other(space):
+    assert isinstance(space, EnumerableSpace) and space.size == SEEDS * space.base.size
+    archs = enumerate_space(space)
+    np.testing.assert_array_equal(jax.jit(space.index)(archs), np.arange(space.size))
+    base = enumerate_space(space.base)
+    np.testing.assert_array_equal(archs[:, :-1], np.repeat(base, SEEDS, axis=0))
+    np.testing.assert_array_equal(archs[:SEEDS, -1], np.arange(SEEDS))
+    apart = split_seeds(space, archs)
+    assert apart.space is space.base
+    np.testing.assert_array_equal(apart.archs, archs[:, :-1])
+    np.testing.assert_array_equal(apart.seeds, archs[:, -1])
+    assert not split_seeds(space.base, base).seeds.any()
+    np.testing.assert_array_equal(enumerate_space(space.first), archs[::SEEDS])
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_what_is_no_candidate_is_refused():
+    with pytest.raises(BQNESError, match="seeds is 0"):
+        Seeded(GRID, 0)
+    with pytest.raises(BQNESError, match="has weight seeds already"):
+        Seeded(SPACE, 2)
+    for text in ("0,1", "0,1 (seed x)", "0,1 (seed 1"):
+        with pytest.raises(BQNESError, match="has no seed"):
+            SPACE.from_string(text)
+    with pytest.raises(BQNESError, match="seed is 3"):
+        SPACE.from_string("0,1 (seed 3)")
+    with pytest.raises(BQNESError, match="cannot be listed"):
+        ENDLESS.index(jnp.zeros(3, jnp.int32))
+
+
+def test_replicates_average(tolerance):
+    """To a Gaussian process S replicates are their mean, with the S-th part of the noise."""
+    rng = np.random.default_rng(0)
+    base = GRID.from_index(jnp.array([0, 3, 8, 21, 35]))
+    archs = SPACE.from_index(
+        SPACE.index(jnp.pad(base, ((0, 0), (0, 1))))[:, None] + np.arange(SEEDS)
+    )
+    targets = rng.normal(size=(5, SEEDS))
+    assert isinstance(make_kernel(SPACE), RBF) and isinstance(make_kernel(CELLS), WL)
+    every = gp.condition(KERNEL, archs.reshape(-1, 3), targets.ravel(), Hyperparameters(2.0, 0.3))
+    kernel, means = RBF(GRID, 0.5), targets.mean(axis=1)
+    mean = gp.condition(kernel, base, means, Hyperparameters(2.0, 0.3 / SEEDS))
+    close = {"rtol": tolerance(1e-3, 1e-9), "atol": tolerance(1e-4, 1e-10)}
+    ours, theirs = every.predict(enumerate_space(SPACE)), mean.predict(enumerate_space(GRID))
+    for seed in range(SEEDS):
+        np.testing.assert_allclose(ours.mean[seed::SEEDS], theirs.mean, **close)
+        np.testing.assert_allclose(ours.variance[seed::SEEDS], theirs.variance, **close)
+    alone = gp.condition(kernel, base, targets[:, 0], Hyperparameters(2.0, 0.3))
+    least = alone.predict(base).variance / every.predict(archs[:, 0]).variance
+    assert (least > 2).all(), "a replicate teaches"
+
+
+def test_the_evidence_sums_over_architectures_and_seeds(tolerance):
+    archs = SPACE.sample(jax.random.key(0), 12)
+    scores = -jnp.sum((archs[:, :2] - 2.0) ** 2, axis=1) / 4 + archs[:, 2] / 5
+    options = {"temperature": 1.0, "fit_config": FitConfig(kernel_steps=0)}
+    ours = exact_evidence(wsabi.fit(KERNEL, archs, scores, **options), SPACE)
+    model = wsabi.fit(RBF(GRID, 0.5), archs[:, :2], scores, **options)
+    theirs, close = exact_evidence(model, GRID), tolerance(2e-3, 1e-9)
+    np.testing.assert_allclose(ours.log_evidence, theirs.log_evidence, rtol=close, atol=close)
+    np.testing.assert_allclose(ours.posterior_sd, theirs.posterior_sd, rtol=close, atol=close)
+
+
+def table(noise=0.3, seed=0):
+    """Networks that predict 20 points, better towards a corner; seeds differ by their noise."""
+    rng = np.random.default_rng(seed)
+    skill = np.asarray(GRID.coordinates(enumerate_space(GRID)).sum(axis=1))
+    shape = (SPACE.size, 20)
+    log_probs = -np.exp(noise * rng.normal(size=shape) - np.repeat(skill, SEEDS)[:, None])
+    return Table(jnp.asarray(log_probs.sum(axis=1)), jnp.zeros(SPACE.size), jnp.asarray(log_probs))
+
+
+@functools.cache
+def searched(name, precision, budget=CONFIG.budget, **fit):
+    del precision  # only to compile once for each
+    config = SearchConfig(
+        initial=4,
+        budget=budget,
+        batch=3,
+        population=6,
+        temperature=1.0,
+        fit=FitConfig(kernel_steps=0, **fit),
+    )
+    strategy = candidates.make(name, SPACE, kernel=KERNEL, config=config)
+    run = jax.jit(lambda key, evaluate: scan(strategy, config, key, evaluate))
+    return strategy, config, run(jax.random.key(3), evaluator(table(), SPACE))
+
+
+@pytest.mark.parametrize("name", candidates.strategies())
+def test_both_drivers_choose_the_same_candidates(name, precision):
+    strategy, config, found = searched(name, precision)
+    looped = loop(strategy, config, jax.random.key(3), evaluator(table(), SPACE))
+    np.testing.assert_array_equal(found.history.archs, looped.history.archs)
+    index = SPACE.index(found.history.archs).tolist()
+    assert len(set(index)) == CONFIG.budget, "no (architecture, seed) twice"
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("name", candidates.strategies())
+def test_a_space_that_cannot_be_listed_is_searched(name):
+    config = SearchConfig(initial=4, budget=12, batch=3, population=6, **SMALL)
+    kernel = RBF(ENDLESS, 0.5)
+    strategy = candidates.make(name, ENDLESS, kernel=kernel, config=config)
+
+    values = table().log_likelihoods
+
+    def look_up(archs):
+        return Outcome(archs, values[SPACE.index(archs)])
+
+    found = jax.jit(lambda key: scan(strategy, config, key, look_up))(jax.random.key(1))
+    assert len(set(SPACE.index(found.history.archs).tolist())) == 12
+    if name == "replicate":
+        best = candidates.replicates.of_the_best(found.history)
+        assert sorted(found.history.archs[best, -1].tolist()) == [0, 1, 2]
+
+
+def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(precision):
+    """Never only for them: each makes the next one less uncertain."""
+    replicates = []
+    for bounds in ((1e-5, 2e-5), (0.5, 1.0)):
+        _, config, found = searched("us", precision, 40, noise_bounds=bounds)
+        asked = found.history.archs.tolist()
+        done = {tuple(arch) for arch in asked[: config.initial]}
+        for *arch, seed in asked[config.initial :]:
+            assert all((*arch, lower) in done for lower in range(seed)), "the next seed"
+            done.add((*arch, seed))
+        replicates.append(len(done) - len({arch[:-1] for arch in done}))
+    exact, noisy = replicates
+    assert exact < noisy < 27, "of 40, which are 14 architectures at least"
+
+
+def test_with_one_seed_a_search_is_what_it_was():
+    once, config = SPACE.first, CONFIG
+    values = table()
+    ours = Table(*(leaf[::SEEDS] for leaf in values[:3]))
+    for name in ("us", "evolution", "replicate"):
+        found = [
+            scan(
+                candidates.make(name, space, kernel=RBF(space, 0.5), config=config),
+                config,
+                jax.random.key(0),
+                evaluator(ours, space),
+            ).history
+            for space in (once, GRID)
+        ]
+        np.testing.assert_array_equal(found[0].archs[:, :-1], found[1].archs)
+        assert not found[0].archs[:, -1].any()
+
+
+@pytest.mark.parametrize("method", methods())
+def test_several_seeds_of_one_architecture_may_be_members(method):
+    """Replicates are exactly alike to the kernel; two that err elsewhere are the best pair."""
+    rng = np.random.default_rng(1)
+    log_probs = -1 - 0.1 * rng.random((9, 40))
+    log_probs[0, :20] = log_probs[1, 20:] = -0.01
+    gram = RBF(SPACE, 0.5).gram(SPACE.from_index(jnp.arange(9)))
+    assert jnp.linalg.matrix_rank(gram) == 3
+    chosen = select(
+        method,
+        jnp.asarray(log_probs),
+        2,
+        classes=jnp.stack([log_probs, np.log1p(-np.exp(log_probs))], -1),
+        kernel=gram,
+        temperature=10.0,
+        rule=jnp.full(9, 1 / 9),
+    )
+    if pool_of(method) == "mixture":
+        np.testing.assert_allclose(chosen.weights.sum(), 1, rtol=1e-5)
+    assert jnp.isfinite(chosen.weights).all() and (chosen.weights >= 0).all()
+    if not method.startswith("recombine"):  # which chooses by the kernel's moments
+        assert set(chosen.members.tolist()) == {0, 1}
+
+
+@functools.cache
+def ensembles(name, size, precision):
+    del precision
+    run = jax.jit(jax.vmap(make(name, SPACE, size, kernel=KERNEL, config=CONFIG), (0, None)))
+    return run(jax.random.split(jax.random.key(0), 3), evaluator(table(), SPACE))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precision):
+    found = ensembles("Deep ensemble", size, precision)
+    assert (found.history.count == CONFIG.budget).all(), "as many trainings as the others"
+    np.testing.assert_allclose(found.weights, 1 / size, rtol=1e-6)
+    for archs, history in zip(found.archs, np.asarray(found.history.archs), strict=True):
+        assert len({tuple(arch) for arch in archs[:, :-1].tolist()}) == 1
+        assert len(set(archs[:, -1].tolist())) == size
+        _, first = np.unique(history[:, :-1], axis=0, return_index=True)
+        assert len(first) >= CONFIG.budget - CONFIG.initial - SEEDS + 1, "one training of each"
+        likelihoods = table().log_likelihoods[SPACE.index(history[first])]
+        np.testing.assert_array_equal(history[first][likelihoods.argmax(), :-1], archs[0, :-1])
+
+
+def test_bq_w_is_stacking_of_all_replicates(precision):
+    found = ensembles("BQ-W", 3, precision)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1, rtol=1e-5)
+    same = ensembles("us+restack", 3, precision)
+    jax.tree.map(np.testing.assert_array_equal, found[:4], same[:4])
+    assert (found.history.archs[..., -1] > 0).any()
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_both_need_seeds():
+    for name in ("BQ-W", "Deep ensemble"):
+        assert name in algorithms.algorithms()
+        for space in (GRID, SPACE.first):
+            with pytest.raises(BQNESError, match=f"'{name}', which tries .* several weight seeds"):
+                make(name, space, 2, config=CONFIG)
+    with pytest.raises(BQNESError, match=r"'Deep ensemble' with 4 members.* there are 3 seeds"):
+        make("Deep ensemble", SPACE, 4, config=CONFIG)
+    check_seeds("BQ-S", GRID, 4)
