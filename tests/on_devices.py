@@ -11,18 +11,18 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.data import NO_AUGMENTATION
-from bqnes_jax.devices import Chunk, in_chunks, is_first, make_mesh, mesh_for, spread
+from bqnes_jax.families import Setting, SliceFamily
+from bqnes_jax.families import slices as slices_of
+from bqnes_jax.families.cells import predict_cells
 from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
-from bqnes_jax.prediction import predict_cells, predict_slices_of
+from bqnes_jax.parallel import Chunk, in_chunks, is_first, make_mesh, mesh_for, spread
 from bqnes_jax.spaces import NATS, SlimmableSpace
-from bqnes_jax.trainers import slice_trainer
-from bqnes_jax.training import SupernetConfig, TrainConfig, make_supernet, train_population
+from bqnes_jax.studies.comparison import compare_on_table
+from bqnes_jax.training import SupernetConfig, TrainConfig, train_population
 from tests.test_population import make_data
 
 NETWORK = NATSNetworkConfig(channels=1, cells=1, classes=3)
@@ -48,34 +48,33 @@ SUPERNET = SupernetConfig(
 def population(mesh) -> dict:
     """Train five architectures with two seeds: ten members, on two or eight devices."""
     archs = np.asarray(NATS.sample(jax.random.key(1), 5))
-    trained = train_population(jax.random.key(0), archs, make_data(), TRAIN, mesh).trained
+    trained = train_population(jax.random.key(0), archs, make_data(), TRAIN, mesh=mesh).trained
     moments = np.array([[0.4], [0.3]], np.float32)
-    images = np.asarray(make_data().test.images)
+    images = np.asarray(make_data().test.inputs)
     weights = np.asarray(trained.weights[:, 0])
-    said = predict_cells(NETWORK, weights, archs, images, moments, mesh)
+    said = predict_cells(NETWORK, weights, archs, images, moments, mesh=mesh)
     return {"losses": trained.train_losses, "said": trained.test_log_probs, "predicted": said}
 
 
 def slices(mesh) -> dict:
-    """Evaluate three slices."""
-    data, supernet = make_data(), make_supernet(SUPERNET)
-    params = jax.jit(supernet.init)(jax.random.key(0), data).params
-    params = jax.device_get(params)
-    trainer = slice_trainer("toy", data, SUPERNET, params, mesh=mesh)
-    archs = np.asarray(trainer.space.sample(jax.random.key(2), 3))
-    entries = [entry for some in trainer.train(archs, 0) for entry in some]
-    assert ravel_pytree(params)[0].size == trainer.shared.size
-    statistics = np.stack([entry.weights for entry in entries])
-    moments, images = np.array([[0.4], [0.3]], np.float32), np.asarray(data.test.images)
-    said = predict_slices_of(SUPERNET, trainer.shared, statistics, archs, images, moments, mesh)
-    return {"slices": np.stack([e.valid_log_probs for e in entries]), "of slices": said}
+    """Evaluate three slices, and let them predict from what is kept of them."""
+    data, family = make_data(), SliceFamily(SUPERNET)
+    trainer = family.prepare(data, Setting(mesh=mesh))
+    archs = np.asarray(family.space.sample(jax.random.key(2), 3))
+    evaluations = [one for some in trainer.train(archs) for one in some]
+    statistics = np.stack([one.variables for one in evaluations])
+    params, moments = trainer.shared["params"], trainer.shared["moments"]
+    program = slices_of._program(SUPERNET, mesh)
+    said = program(np.asarray(data.test.inputs), params, statistics, archs, moments)
+    found = np.stack([one.valid_log_probs for one in evaluations])
+    return {"slices": found, "of slices": np.moveaxis(said, 1, 0)}
 
 
 def repeats(mesh) -> dict:
     """Repeat a search on a table with three seeds."""
     digits = tables.load("digits")
     config = SearchConfig(initial=5, budget=8, batch=3, population=6)
-    rows = compare_on_table(digits, ["NES-RE", "NES-BS"], [2], 3, config, mesh=mesh)
+    rows = compare_on_table(digits, ["NES-RE", "NES-BS"], [2], 3, config=config, mesh=mesh)
     return {f"repeats of {row.algorithm}": row.log_likelihood for row in rows}
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bqnes_jax.data import (
-    Images,
+    Examples,
     archives,
     available,
     load,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 def rows(part):
     """Three planes in one row, as CIFAR and ImageNet16 have them."""
-    return np.ascontiguousarray(part.images.transpose(0, 3, 1, 2)).reshape(len(part.labels), -1)
+    return np.ascontiguousarray(part.inputs.transpose(0, 3, 1, 2)).reshape(len(part.labels), -1)
 
 
 class Python2Pickler(pickle._Pickler):
@@ -68,7 +68,7 @@ def cifar10(path, dump=python2_pickle, n=20):
         batch = {"batch_label": name, "labels": part.labels.tolist(), "data": rows(part)}
         batch["filenames"] = [f"{i}.png" for i in range(n)]
         files[f"cifar-10-batches-py/{name}"] = dump(batch)
-    train = Images(*(np.concatenate(arrays) for arrays in zip(*parts[:5], strict=True)))
+    train = Examples(*(np.concatenate(arrays) for arrays in zip(*parts[:5], strict=True)))
     return write_tar(path / "cifar-10-python.tar.gz", files), train, parts[5]
 
 
@@ -93,9 +93,9 @@ def imagenet16(path):
         part = images(400, 16, classes=200, seed=seed)
         batch = {"data": rows(part), "labels": (part.labels + 1).tolist(), "mean": np.zeros(768)}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2 + seed % 3))
-        kept[name] = Images(*(array[part.labels < 120] for array in part))
+        kept[name] = Examples(*(array[part.labels < 120] for array in part))
     test = kept.pop("val_data")
-    train = Images(*(np.concatenate(arrays) for arrays in zip(*kept.values(), strict=True)))
+    train = Examples(*(np.concatenate(arrays) for arrays in zip(*kept.values(), strict=True)))
     return folder, train, test
 
 
@@ -104,7 +104,7 @@ def fashion(path):
     folder.mkdir()
     train, test = images(60, 28, 1), images(30, 28, 1, seed=1)
     for prefix, part in (("train", train), ("t10k", test)):
-        pixels = struct.pack(">4I", 0x803, *part.images.shape[:3]) + part.images.tobytes()
+        pixels = struct.pack(">4I", 0x803, *part.inputs.shape[:3]) + part.inputs.tobytes()
         labels = struct.pack(">2I", 0x801, len(part.labels)) + part.labels.astype("u1").tobytes()
         (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(pixels))
         (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))

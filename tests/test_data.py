@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bqnes_jax.data import (
-    Images,
+    Examples,
     available,
+    check_images,
     downsample,
     load,
     prepare,
@@ -24,9 +25,10 @@ from bqnes_jax.data import (
     split_indices,
 )
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import CellFamily
 from tests.pictures import damage, images, same, toy
 
-# Nothing here is computed by JAX.
+# Next to nothing here is computed by JAX.
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 REAL = os.environ.get("BQNES_DATA_DIR")
 needs_real_images = pytest.mark.skipif(
@@ -39,7 +41,7 @@ def prepared_toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     source = folder / "source.npz"
     own = toy()
-    np.savez(source, x=own.train.images, y=own.train.labels)
+    np.savez(source, x=own.train.inputs, y=own.train.labels)
     prepare("own-set", source, folder)
     return folder, own
 
@@ -48,7 +50,7 @@ def test_an_npz_is_prepared(prepared_toy):
     folder, own = prepared_toy
     dataset = load("own-set", folder)
     same(dataset.train, own.train)
-    assert dataset.test.images.shape == (0, 4, 4, 3) and dataset.classes == 10
+    assert dataset.test.inputs.shape == (0, 4, 4, 3) and dataset.classes == 10
 
 
 def test_a_set_that_tfds_itself_prepared(tmp_path):
@@ -90,7 +92,7 @@ def test_a_set_that_tfds_itself_prepared(tmp_path):
         download_config=tfds.download.DownloadConfig(try_download_gcs=False)
     )
     dataset = load("cifar10", tmp_path)
-    same_image = (dataset.train.images[:, None] == part.images).all((2, 3, 4))
+    same_image = (dataset.train.inputs[:, None] == part.inputs).all((2, 3, 4))
     order = same_image.argmax(1).tolist()
     assert sorted(order) == list(range(30))
     np.testing.assert_array_equal(dataset.train.labels, part.labels[order])
@@ -157,12 +159,16 @@ def test_a_set_that_needs_tensorflow_says_so(prepared_toy, tmp_path):
     [
         ({"x": np.zeros((3, 4, 4), np.uint8)}, "has no y; it must hold x_train"),
         ({"x_train": np.zeros((3, 4, 4), np.uint8)}, "has no y_train"),
-        ({"x": np.zeros((3, 4, 4)), "y": np.arange(3)}, "images of type float64"),
-        ({"x": np.zeros((3, 4), np.uint8), "y": np.arange(3)}, r"shape \(3, 4\)"),
-        ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(4)}, "one for each of the 3 images"),
-        ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.ones(3)}, "labels of type float64"),
-        ({"x": np.zeros((1, 4, 4), np.uint8), "y": np.array([-1])}, "has the label -1"),
-        ({"x": np.zeros((0, 4, 4), np.uint8), "y": np.arange(0)}, "has no training images"),
+        ({"x": np.array(["a", "b"]), "y": np.arange(2)}, "inputs have type <U1"),
+        ({"x": np.array(3.0), "y": np.arange(3)}, r"inputs have type float64 and shape \(\)"),
+        ({"x": np.array([[np.nan], [0]]), "y": np.arange(2)}, "inputs hold NaN or infinity"),
+        ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(4)}, "one for each of the 3 inputs"),
+        ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.ones(3)}, "labels have type float64"),
+        ({"x": np.zeros((2, 4), np.uint8), "y": np.array([-1, 0])}, "labels are from -1 to 0"),
+        ({"x": np.zeros((2, 4), np.uint8), "y": np.array([0, 2**32])}, "labels are from 0 to 4294"),
+        ({"x": np.zeros((2, 4), np.uint8), "y": np.array([0, 2**31 - 1])}, "class 1 of 0 to 2147"),
+        ({"x": np.zeros((2, 4), np.uint8), "y": np.array(["a", "b"])}, "labels are text"),
+        ({"x": np.zeros((0, 4, 4), np.uint8), "y": np.arange(0)}, "there are no training examples"),
         (
             {"x": np.zeros((2, 4, 4), np.uint8), "y": np.arange(2), "classes": np.array(["a"])},
             "has the label 1; labels go from 0 to 0",
@@ -172,8 +178,42 @@ def test_a_set_that_needs_tensorflow_says_so(prepared_toy, tmp_path):
 )
 def test_npz_files_of_other_things_are_refused(tmp_path, arrays, says):
     np.savez(tmp_path / "own.npz", **arrays)
-    with pytest.raises(BQNESError, match=says):
+    with pytest.raises(BQNESError, match=says) as refused:
         load(str(tmp_path / "own.npz"))
+    assert str(tmp_path / "own.npz") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (np.eye(6).reshape(6, 3, 2), r"train\.inputs have type float64 and shape \(4, 3, 2\)"),
+        (np.arange(24, dtype=np.uint8).reshape(6, 4), r"uint8 of shape \(n, height, width, chan"),
+        (np.eye(6).reshape(6, 3, 2, 1), "scale them to 0 … 255 and round"),
+    ],
+)
+def test_an_npz_of_any_numbers_is_loaded_but_only_images_are_images(tmp_path, inputs, says):
+    """Tables and sequences are data for families of one's own; cells and slices refuse them."""
+    np.savez(tmp_path / "own.npz", x=inputs, y=np.arange(6) % 2)
+    dataset = load(str(tmp_path / "own.npz"))
+    np.testing.assert_array_equal(dataset.train.inputs, inputs)
+    assert dataset.train.inputs.dtype == inputs.dtype and dataset.classes == 2
+    assert dataset.test.inputs.shape == (0, *inputs.shape[1:])
+    data = split(dataset, (4, 1, 1))
+    for check in (lambda: check_images(data, 2), lambda: CellFamily().check(data)):
+        with pytest.raises(BQNESError, match=says):
+            check()
+    with pytest.raises(BQNESError, match=r"only images, uint8.*use the file as it is"):
+        prepare("own", tmp_path / "own.npz", tmp_path / "data")
+    with pytest.raises(BQNESError, match=r"are no images that can be shrunk; leave size out"):
+        load(str(tmp_path / "own.npz"), size=2)
+
+
+def test_pictures_without_channels_have_one(tmp_path):
+    pictures = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
+    np.savez(tmp_path / "own.npz", x=pictures, y=np.arange(6) % 2)
+    dataset = load(str(tmp_path / "own.npz"))
+    np.testing.assert_array_equal(dataset.train.inputs, pictures[..., None])
+    check_images(split(dataset, (4, 1, 1)), 2)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -181,7 +221,7 @@ def test_npz_files_of_other_things_are_refused(tmp_path, arrays, says):
 def test_an_altered_npz_is_refused_or_harmless(tmp_path, place, mask):
     own = toy()
     path = tmp_path / "own.npz"
-    np.savez_compressed(path, x=own.train.images, y=own.train.labels)
+    np.savez_compressed(path, x=own.train.inputs, y=own.train.labels)
     damage(path, place, mask)
     try:
         dataset = load(str(path))
@@ -195,20 +235,20 @@ def test_unknown_and_missing_sets_say_what_there_is(tmp_path):
         load("mnist", tmp_path)
     with pytest.raises(BQNESError, match=r"absent.npz does not exist"):
         load(str(tmp_path / "absent.npz"))
-    np.savez(tmp_path / "cifar10_subset.npz", x=toy().train.images, y=toy().train.labels)
+    np.savez(tmp_path / "cifar10_subset.npz", x=toy().train.inputs, y=toy().train.labels)
     with pytest.raises(BQNESError, match=r"only 'cifar10_subset', which is not the same.*curl"):
         load("cifar10", tmp_path)
 
 
 def test_a_data_directory_that_cannot_be_written(tmp_path):
-    np.savez(tmp_path / "own.npz", x=toy().train.images, y=toy().train.labels)
+    np.savez(tmp_path / "own.npz", x=toy().train.inputs, y=toy().train.labels)
     with pytest.raises(BQNESError, match="own cannot be written to"):
         prepare("own", tmp_path / "own.npz", tmp_path / "own.npz" / "data")
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
     """A limit of the system on the size of files stops a write half-way."""
-    np.savez(tmp_path / "own.npz", x=images(500).images, y=images(500).labels)
+    np.savez(tmp_path / "own.npz", x=images(500).inputs, y=images(500).labels)
     script = """
 import resource, signal, sys
 from bqnes_jax.data import prepare
@@ -233,13 +273,13 @@ except BQNESError as error:
 
 def test_digits():
     digits = load("digits")
-    assert digits.train.images.shape == (1797, 8, 8, 1) and not len(digits.test.labels)
-    assert digits.train.images.max() == 255
+    assert digits.train.inputs.shape == (1797, 8, 8, 1) and not len(digits.test.labels)
+    assert digits.train.inputs.max() == 255
 
 
 @pytest.mark.parametrize(("side", "size"), [(32, 16), (32, 8), (28, 16), (8, 8), (5, 1)])
 def test_downsampling_averages_over_areas(side, size):
-    part = images(3, side).images
+    part = images(3, side).inputs
     fine = np.repeat(np.repeat(part.astype(float), size, 1), size, 2)  # divides, whatever the side
     means = fine.reshape(3, size, side, size, side, 3).mean((2, 4))
     assert abs(downsample(part, size) - means).max() <= 0.5 + 1e-4
@@ -262,7 +302,7 @@ def test_real_images(name, classes, sizes, valid_from):
     assert dataset.classes == classes
     counts = np.bincount(dataset.train.labels, minlength=classes)
     assert counts.min() == counts.max()
-    assert tuple(len(part.labels) for part in split(dataset)) == sizes
+    assert tuple(len(part.labels) for part in split(dataset).parts.values()) == sizes
     assert split_indices(dataset).valid_from == valid_from
 
 
@@ -271,10 +311,10 @@ def test_real_images_survive_preparing(tmp_path):
     whole = load("cifar10_subset")
     np.savez(
         tmp_path / "small.npz",
-        **{"x_train": whole.train.images[:500], "y_train": whole.train.labels[:500]},
-        **{"x_test": whole.test.images[:100], "y_test": whole.test.labels[:100]},
+        **{"x_train": whole.train.inputs[:500], "y_train": whole.train.labels[:500]},
+        **{"x_test": whole.test.inputs[:100], "y_test": whole.test.labels[:100]},
     )
     prepare("small", tmp_path / "small.npz", tmp_path)
     small = load("small", tmp_path)
-    same(small.train, Images(*(array[:500] for array in whole.train)))
-    same(small.test, Images(*(array[:100] for array in whole.test)))
+    same(small.train, Examples(*(array[:500] for array in whole.train)))
+    same(small.test, Examples(*(array[:100] for array in whole.test)))

@@ -14,7 +14,8 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax.cli.shell import join_hosts
-from bqnes_jax.devices import (
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.parallel import (
     Chunk,
     agree,
     chunk_of,
@@ -26,7 +27,6 @@ from bqnes_jax.devices import (
     spread,
     use_all_cores,
 )
-from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run
 from tests import on_devices
 from tests.test_runs import CONFIG
@@ -93,10 +93,10 @@ def test_two_hosts_do_one_run(tmp_path):
     said, _ = second.communicate(timeout=600)
     assert second.returncode == 0, said
     assert "accuracy" not in said and "accuracy" in first.communicate(timeout=600)[0]
-    together, alone = Run.load(tmp_path / "two"), bqnes_jax.search(CONFIG, tmp_path / "one")
+    together, alone = Run.load(tmp_path / "two"), bqnes_jax.search(CONFIG, out=tmp_path / "one")
     assert len(together.store.keys()) == 6
-    np.testing.assert_array_equal(together.found.archs, alone.found.archs)
-    np.testing.assert_allclose(together.found.log_probs, alone.found.log_probs, rtol=2e-3)
+    np.testing.assert_array_equal(together.record.archs, alone.record.archs)
+    np.testing.assert_allclose(together.record.log_probs, alone.record.log_probs, rtol=2e-3)
     assert together.saved_ensemble().texts == alone.saved_ensemble().texts
 
 

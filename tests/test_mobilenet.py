@@ -30,7 +30,7 @@ FRACTIONS = {1: 0.5, 2: 0.75, 3: 1.0}
 
 
 def archs_of(texts=TEXTS):
-    return jnp.stack([SPACE.from_string(text) for text in texts])
+    return np.stack([SPACE.from_string(text) for text in texts])
 
 
 def setting(config=CONFIG, size=8, channels=1, n=5):
@@ -38,10 +38,12 @@ def setting(config=CONFIG, size=8, channels=1, n=5):
     images = jax.random.normal(jax.random.key(0), (n, size, size, channels))
     labels = jnp.arange(n) % config.classes
     variables = jax.jit(MobileNet(config).init)(jax.random.key(1), config.space.largest, images)
-    leaves, tree = jax.tree.flatten(variables)
     draw = np.random.default_rng(2)
-    moved = [leaf + draw.uniform(0.1, 0.4, leaf.shape).astype(leaf.dtype) for leaf in leaves]
-    return images, labels, jax.tree.unflatten(tree, moved)
+    moved = jax.tree.map(
+        lambda leaf: np.asarray(leaf) + draw.uniform(0.1, 0.4, leaf.shape).astype(leaf.dtype),
+        variables,
+    )
+    return images, labels, moved
 
 
 def used_channels(expanded, option):
@@ -178,8 +180,8 @@ def test_a_slice_equals_the_small_network(train, tolerance, precision):
     """Logits, and gradients: those of what is used agree, all others are exactly zero."""
     images, labels, variables = setting()
     params, statistics = variables["params"], variables["batch_stats"]
-    (losses, logits), gradients = everything(CONFIG, train)(
-        params, statistics, archs_of(), images, labels
+    (losses, logits), gradients = jax.tree.map(
+        np.asarray, everything(CONFIG, train)(params, statistics, archs_of(), images, labels)
     )
     assert logits.dtype == precision
     within = tolerance(1e-5, 1e-9)
@@ -209,17 +211,17 @@ def test_what_is_not_used_has_no_influence_whatever_its_value(train):
     images, labels, variables = setting()
     params, statistics = variables["params"], variables["batch_stats"]
     run, archs = everything(CONFIG, train), archs_of()
-    before = run(params, statistics, archs, images, labels)
+    before = jax.tree.map(np.asarray, run(params, statistics, archs, images, labels))
     for i in (1, 2):
         used = marks(params, archs[i])
-        spoilt = jax.tree.map(lambda leaf, mark: jnp.where(mark, leaf, jnp.nan), params, used)
+        spoilt = jax.tree.map(lambda leaf, mark: np.where(mark, leaf, np.nan), params, used)
         # Statistics are used where the weights of their batch norm are.
         marked = {
             name: {norm: NormStatistics(*[used[name][f"{norm}_weight"]] * 2) for norm in of_module}
             for name, of_module in statistics.items()
         }
-        given = jax.tree.map(lambda leaf, mark: jnp.where(mark, leaf, jnp.nan), statistics, marked)
-        after = run(spoilt, given, archs, images, labels)
+        given = jax.tree.map(lambda leaf, mark: np.where(mark, leaf, np.nan), statistics, marked)
+        after = jax.tree.map(np.asarray, run(spoilt, given, archs, images, labels))
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b[i]), before, after)
 
 
@@ -252,12 +254,11 @@ def test_one_compilation_for_all_architectures(compilations, tolerance):
     archs, network = archs_of(), MobileNet(CONFIG)
     together = jax.jit(jax.vmap(network.apply, (None, 0, None)))(variables, archs, images)
     apply = jax.jit(network.apply)
-    archs = [jnp.asarray(arch) for arch in np.asarray(archs)]
     first = apply(variables, archs[0], images)
     compilations()
     others = [apply(variables, arch, images) for arch in archs[1:]]
     assert compilations() == 0
-    close(jnp.stack([first, *others]), together, tolerance(1e-5, 1e-12))
+    close(np.stack([first, *others]), together, tolerance(1e-5, 1e-12))
     assert np.unique(np.asarray(together)[:, 0, 0]).size == len(TEXTS)
 
 

@@ -14,7 +14,7 @@ from bqnes_jax.models import NATSNetwork, NATSNetworkConfig, parameter_count
 from bqnes_jax.spaces import NATS
 
 CONFIG = NATSNetworkConfig(channels=2, cells=1, classes=3, layout="patches")
-ARCHS = jnp.array(
+ARCHS = np.array(
     [
         [3, 2, 4, 1, 3, 2],
         [2, 3, 0, 4, 1, 3],
@@ -22,7 +22,7 @@ ARCHS = jnp.array(
         [0, 0, 0, 0, 0, 0],
         [3, 3, 3, 3, 3, 3],
     ],
-    jnp.int32,
+    np.int32,
 )
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
 
@@ -91,16 +91,14 @@ def plain(variables, arch, x, train):
 
 def setting(config=CONFIG, size=6, n=5):
     """Return images, labels and variables none of which is at its initial value."""
-    images = jax.random.normal(jax.random.key(0), (n, size, size, 1))
-    labels = jnp.arange(n) % config.classes
+    draw = np.random.default_rng(2)
+    images = np.asarray(jax.random.normal(jax.random.key(0), (n, size, size, 1)))
     variables = jax.jit(NATSNetwork(config).init)(jax.random.key(1), ARCHS[0], images)
-    leaves, tree = jax.tree.flatten(variables)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    moved = [
-        leaf + jax.random.uniform(key, leaf.shape, minval=0.1, maxval=0.4)
-        for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return images, labels, jax.tree.unflatten(tree, moved)
+    moved = jax.tree.map(
+        lambda leaf: np.asarray(leaf) + draw.uniform(0.1, 0.4, leaf.shape).astype(leaf.dtype),
+        variables,
+    )
+    return images, np.arange(n) % config.classes, moved
 
 
 def loss_of(forward, params, stats, arch, images, labels):
@@ -157,16 +155,21 @@ def used(arch, params):
 def test_equals_the_plain_sub_network(layout, tolerance, precision):
     config = CONFIG if layout == "patches" else dataclasses.replace(CONFIG, layout=layout)
     images, labels, variables = setting()
-    results = everything(config)(variables, ARCHS, images, labels)
-    # The plain networks are many small programs to compile: the slow part.
+    results = jax.tree.map(np.asarray, everything(config)(variables, ARCHS, images, labels))
+
+    def of_plain(variables, arch):
+        of_loss = functools.partial(loss_of, functools.partial(plain, train=True))
+        trained = jax.value_and_grad(of_loss, has_aux=True)(
+            variables["params"], variables["batch_stats"], arch, images, labels
+        )
+        return trained, plain(variables, arch, images, False)[0]
+
+    # Each plain network is a program to compile: the slow part.
     chosen = ARCHS if layout == "patches" else ARCHS[:2]
     for i, arch in enumerate(chosen):
         ((loss, stats), gradient), logits = jax.tree.map(lambda leaf, i=i: leaf[i], results)
-        expected = jax.value_and_grad(
-            functools.partial(loss_of, functools.partial(plain, train=True)), has_aux=True
-        )(variables["params"], variables["batch_stats"], arch, images, labels)
-        close(((loss, stats), gradient), expected, tolerance(2e-4, 1e-9))
-        close(logits, plain(variables, arch, images, False)[0], tolerance(2e-4, 1e-9))
+        expected = jax.jit(functools.partial(of_plain, arch=arch))(variables)
+        close((((loss, stats), gradient), logits), expected, tolerance(2e-4, 1e-9))
         assert logits.dtype == precision
 
         marks = used(arch, gradient)
@@ -180,22 +183,25 @@ def test_equals_the_plain_sub_network(layout, tolerance, precision):
 @pytest.mark.parametrize("size", [1, 5])
 def test_small_and_odd_images(size, tolerance):
     images, _, variables = setting(size=size)
-    ours = NATSNetwork(CONFIG).apply(variables, ARCHS[0], images)
-    close(ours, plain(variables, ARCHS[0], images, False)[0], tolerance(1e-4, 1e-10))
+    ours = jax.jit(NATSNetwork(CONFIG).apply)(variables, ARCHS[0], images)
+    theirs = jax.jit(lambda variables: plain(variables, ARCHS[0], images, False)[0])(variables)
+    close(ours, theirs, tolerance(1e-4, 1e-10))
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_what_is_not_used_has_no_influence_whatever_its_value():
     images, labels, variables = setting()
     run = everything(CONFIG)
-    before = run(variables, ARCHS, images, labels)
+    before = jax.tree.map(np.asarray, run(variables, ARCHS, images, labels))
     for i, arch in enumerate(ARCHS[:3]):
         spoilt = jax.tree.map(
-            lambda leaf, mark: jnp.where(mark, leaf, jnp.nan),
+            lambda leaf, mark: np.where(mark, leaf, np.nan),
             variables["params"],
             used(arch, variables["params"]),
         )
-        after = run({**variables, "params": spoilt}, ARCHS, images, labels)
+        after = jax.tree.map(
+            np.asarray, run({**variables, "params": spoilt}, ARCHS, images, labels)
+        )
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b[i]), before, after)
 
 
@@ -203,11 +209,10 @@ def test_what_is_not_used_has_no_influence_whatever_its_value():
 def test_cells_of_none_are_a_constant_predictor(tolerance):
     images, labels, variables = setting()
     run = everything(CONFIG)
-    archs = ARCHS.at[:].set(
-        jnp.array([[0] * 6, [3, 3, 3, 0, 0, 0], [1, 0, 0, 0, 0, 0]] + [[0] * 6] * 2, jnp.int32)
-    )
+    archs = np.array([[0] * 6, [3, 3, 3, 0, 0, 0], [1, 0, 0, 0, 0, 0]] + [[0] * 6] * 2, np.int32)
     ((losses, stats), gradient), logits = run(variables, archs, images, labels)
-    close(logits, jnp.broadcast_to(logits[:1, :1], logits.shape), tolerance(1e-5, 1e-12))
+    logits = np.asarray(logits)
+    close(logits, np.broadcast_to(logits[:1, :1], logits.shape), tolerance(1e-5, 1e-12))
     for leaf in jax.tree.leaves((losses, stats, gradient, logits)):
         assert np.isfinite(leaf).all()
 

@@ -10,15 +10,15 @@ import pytest
 from bqnes_jax.data import (
     NO_AUGMENTATION,
     AugmentConfig,
-    Images,
+    Examples,
     Split,
     augment,
     channel_moments,
     normalise,
 )
-from bqnes_jax.devices import make_mesh
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.parallel import make_mesh
 from bqnes_jax.training import (
     TrainConfig,
     choose_chunk,
@@ -39,13 +39,13 @@ def make_data(seed=0):
     def part(n):
         labels = draw.integers(0, 3, n)
         images = draw.integers(0, 80, (n, 4, 4, 1)) + 80 * labels[:, None, None, None]
-        return Images(images.astype(np.uint8), labels.astype(np.int32))
+        return Examples(images.astype(np.uint8), labels.astype(np.int32))
 
-    return Split(part(20), part(9), part(11))
+    return Split(part(20), part(9), part(11), classes=3)
 
 
 def with_labels(data, labels):
-    return data._replace(train=data.train._replace(labels=labels))
+    return dataclasses.replace(data, train=data.train._replace(labels=labels))
 
 
 def equal(ours, theirs):
@@ -91,8 +91,8 @@ def test_follows_the_recipe_of_pytorch(key, tolerance):
     data, arch = jax.device_put(make_data()), jnp.array(ARCHS[0], jnp.int32)
     trained = jax.jit(make_train(config))(key, arch, data)
 
-    network, moments = NATSNetwork(NETWORK), channel_moments(data.train.images)
-    images, labels = normalise(data.train.images, *moments), data.train.labels
+    network, moments = NATSNetwork(NETWORK), channel_moments(data.train.inputs)
+    images, labels = normalise(data.train.inputs, *moments), data.train.labels
     variables = jax.jit(network.init)(jax.random.split(key, 3)[0], arch, images[:1])
     params, stats = variables["params"], variables["batch_stats"]
 
@@ -126,15 +126,15 @@ def test_a_failed_member_is_marked_and_disturbs_no_other(key):
     data = jax.device_put(make_data())
     keys = jax.random.split(key, 3)
     labels = jnp.tile(data.train.labels, (3, 1))
+    train_one = make_train(dataclasses.replace(CONFIG, augment=NO_AUGMENTATION))
     train = jax.jit(
         jax.vmap(
-            make_train(dataclasses.replace(CONFIG, augment=NO_AUGMENTATION)),
-            (0, 0, Split(Images(None, 0), None, None)),
+            lambda key, arch, labels: train_one(key, arch, with_labels(data, labels)), (0, 0, 0)
         )
     )
     archs = jnp.asarray(ARCHS[:3], jnp.int32)
-    healthy = train(keys, archs, with_labels(data, labels))
-    mixed = train(keys, archs, with_labels(data, labels.at[1, 0].set(99)))
+    healthy = train(keys, archs, labels)
+    mixed = train(keys, archs, labels.at[1, 0].set(99))
     assert healthy.failed.tolist() == [False] * 3
     assert mixed.failed.tolist() == [False, True, False]
     others = np.array([0, 2])
@@ -158,7 +158,7 @@ def test_bfloat16_trains_and_the_weights_that_are_kept_predict_the_same(key):
     assert trained.weights.dtype == jnp.float32
     variables = unravel_weights(trained.weights[:, 0], network, (4, 4, 1))
     images = normalise(
-        jnp.asarray(data.test.images), *channel_moments(jnp.asarray(data.train.images))
+        jnp.asarray(data.test.inputs), *channel_moments(jnp.asarray(data.train.inputs))
     )
     apply = jax.jit(jax.vmap(NATSNetwork(network).apply, (0, 0, None)))
     log_probs = jax.nn.log_softmax(apply(variables, archs, images))
@@ -193,7 +193,9 @@ def test_chunks_fit_the_memory(precision):
     mesh = make_mesh(jax.devices()[:1])
 
     def each(asked=None, **changed):
-        return choose_chunk(dataclasses.replace(config, **changed), make_data(), mesh, asked).each
+        return choose_chunk(
+            dataclasses.replace(config, **changed), make_data(), mesh, asked=asked
+        ).each
 
     assert each() == each(10) == 1
     assert each(3, memory=1e15) == 3
@@ -210,7 +212,7 @@ def test_bad_input_is_refused(precision, key):
             TrainConfig(**wrong)
     for changed, message in (
         (with_labels(data, data.train.labels + 1), "train.labels are from 1 to 3"),
-        (data._replace(valid=Images(*(array[:0] for array in data.valid))), "none"),
+        (dataclasses.replace(data, valid=Examples(*(part[:0] for part in data.valid))), "none"),
     ):
         with pytest.raises(BQNESError, match=message):
             train_population(key, ARCHS, changed, CONFIG)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bqnes_jax.data import (
-    Images,
+    Examples,
     read_split,
     split,
     split_indices,
@@ -62,16 +62,19 @@ def test_the_split_of_a_seed_never_changes():
 def test_the_images_are_those_of_the_indices():
     dataset = toy("cifar100")
     parts, places = split(dataset, (9, 8, 7)), split_indices(dataset, (9, 8, 7))
-    same(parts.train, Images(*(array[places.train] for array in dataset.train)))
-    same(parts.valid, Images(*(array[places.valid] for array in dataset.test)))
-    same(parts.test, Images(*(array[places.test] for array in dataset.test)))
+    same(parts.train, Examples(*(array[places.train] for array in dataset.train)))
+    same(parts.valid, Examples(*(array[places.valid] for array in dataset.test)))
+    same(parts.test, Examples(*(array[places.test] for array in dataset.test)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"sizes": (90, 20, 10)}, "valid needs 20 images, and 10 of the 100 of the train set are"),
-        ({"sizes": (0.5, 0.6, 1.0)}, "valid needs 60 images, and 50"),
+        (
+            {"sizes": (90, 20, 10)},
+            "valid needs 20 examples, and 10 of the 100 of the train set",
+        ),
+        ({"sizes": (0.5, 0.6, 1.0)}, "valid needs 60 examples, and 50"),
         ({"sizes": (0, 5, 5)}, "the size of train is 0; it must be a count, at least 1"),
         ({"sizes": (5, 1.5, 5)}, "the size of valid is 1.5"),
         ({"sizes": (5, 0.001, 5)}, "the size of valid is 0.001"),
@@ -90,8 +93,10 @@ def test_split_files(tmp_path, name):
     dataset = toy(name)
     path = tmp_path / "split.json"
     write_split(path, split_indices(dataset, seed=5))
-    for a, b in zip(split(dataset, file=path), split(dataset, seed=5), strict=True):
-        same(a, b)
+    from_file, from_seed = split(dataset, file=path), split(dataset, seed=5)
+    assert (from_file.classes, from_file.name) == (10, name)
+    for part, examples in from_file.parts.items():
+        same(examples, from_seed.parts[part])
 
 
 def test_split_files_of_the_benchmark(tmp_path):

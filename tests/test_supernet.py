@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax.data import NO_AUGMENTATION, Images, Split, channel_moments, normalise
+from bqnes_jax.data import NO_AUGMENTATION, Examples, Split, channel_moments, normalise
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import MobileNet, MobileNetConfig
 from bqnes_jax.spaces import SlimmableSpace
@@ -37,9 +37,9 @@ def make_data(seed=0):
     def part(n):
         labels = draw.integers(0, 3, n)
         images = draw.integers(0, 80, (n, 8, 8, 1)) + 80 * labels[:, None, None, None]
-        return Images(images.astype(np.uint8), labels.astype(np.int32))
+        return Examples(images.astype(np.uint8), labels.astype(np.int32))
 
-    return Split(part(30), part(9), part(11))
+    return Split(part(30), part(9), part(11), classes=3)
 
 
 @functools.cache
@@ -92,7 +92,9 @@ def test_pieces_are_one_go():
 def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, key):
     seen = []
     data = make_data()
-    undisturbed = train_supernet(key, data, CONFIG, tmp_path / "a", lambda *args: seen.append(args))
+    undisturbed = train_supernet(
+        key, data, CONFIG, tmp_path / "a", progress=lambda *args: seen.append(args)
+    )
     assert [step for step, _ in seen] == [12, 24, 30] and seen[-1][1] < seen[0][1]
 
     for stop_at in (12, 24):
@@ -102,19 +104,23 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, key):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train_supernet(key, data, CONFIG, tmp_path / "b", stop)
+            train_supernet(key, data, CONFIG, tmp_path / "b", progress=stop)
     later = []
-    resumed = train_supernet(key, data, CONFIG, tmp_path / "b", lambda step, _: later.append(step))
+    resumed = train_supernet(
+        key, data, CONFIG, tmp_path / "b", progress=lambda step, _: later.append(step)
+    )
     assert later == [30], "what was done is not done again"
     equal(resumed, undisturbed)
-    again = train_supernet(key, data, CONFIG, tmp_path / "b", lambda *_: pytest.fail("trained"))
+    again = train_supernet(
+        key, data, CONFIG, tmp_path / "b", progress=lambda *_: pytest.fail("trained")
+    )
     equal(again, undisturbed)
 
     # How often it is saved changes nothing; whatever the weights depend on is refused.
     train_supernet(key, data, dataclasses.replace(CONFIG, save_every=7), tmp_path / "b")
     for changed, says in (
         ((key, data, dataclasses.replace(CONFIG, learning_rate=0.2)), "different: learning_rate"),
-        ((key, make_data(1), CONFIG), "different: images"),
+        ((key, make_data(1), CONFIG), "different: inputs"),
         ((jax.random.key(7), data, CONFIG), "different: key"),
     ):
         with pytest.raises(BQNESError, match=says):
@@ -138,11 +144,11 @@ def test_statistics_of_a_slice_are_those_of_its_batches():
     slices = programs()[2](params, arch[None], jax.device_put(data))
     places = np.arange(24) * 30 // 24
     assert np.unique(places).size == 24
-    moments = channel_moments(jnp.asarray(data.train.images))
+    moments = channel_moments(jnp.asarray(data.train.inputs))
     network, means, squares = MobileNet(NETWORK), [], []
     run = jax.jit(functools.partial(network.apply, train=True, mutable=["batch_stats"]))
     for i in range(3):
-        images = normalise(jnp.asarray(data.train.images[places[i::3]]), *moments)
+        images = normalise(jnp.asarray(data.train.inputs[places[i::3]]), *moments)
         _, updated = run({"params": params}, arch, images)
         statistics = updated["batch_stats"]
         norms = [statistics[module][norm] for module in statistics for norm in statistics[module]]
@@ -174,12 +180,12 @@ def test_slices_together_are_slices_one_by_one():
             alone,
             together,
         )
-    moments = channel_moments(data.train.images)
-    again = predict_slices(CONFIG, params, together.batch_stats, archs, data.test.images, moments)
+    moments = channel_moments(data.train.inputs)
+    again = predict_slices(CONFIG, params, together.batch_stats, archs, data.test.inputs, moments)
     np.testing.assert_allclose(again, together.test_log_probs, rtol=1e-5, atol=1e-5)
     with pytest.raises(BQNESError, match="batch_stats has shape"):
         predict_slices(
-            CONFIG, params, together.batch_stats[:, :5], archs, data.test.images, moments
+            CONFIG, params, together.batch_stats[:, :5], archs, data.test.inputs, moments
         )
 
 
@@ -204,7 +210,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(tmp_path, key):
     init, train, _ = programs()
     data = jax.device_put(make_data())
     labels = data.train.labels.at[1].set(99)
-    bad = data._replace(train=data.train._replace(labels=labels))
+    bad = dataclasses.replace(data, train=data.train._replace(labels=labels))
     start = init(jax.random.key(1), data)
     state, losses = train(jax.random.key(2), start, bad, 40)
     assert not state.healthy and int(state.step) == 30

@@ -1,15 +1,15 @@
-"""Images in: data sets, how they are split, corrupted, and what networks see of them."""
+"""Data sets: where they come from, how they are split, and what networks see of them."""
 
-from bqnes_jax.data.archives import PUBLISHED, Dataset, Images, how_to_get
+from bqnes_jax.data.archives import PUBLISHED, how_to_get
 from bqnes_jax.data.augment import NO_AUGMENTATION, AugmentConfig, augment
 from bqnes_jax.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupt
+from bqnes_jax.data.examples import Dataset, Examples, Split, check_split, fingerprint
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.data.prepared import prepare
 from bqnes_jax.data.sources import Available, available, data_directory, downsample, load
 from bqnes_jax.data.splits import (
-    Split,
     SplitIndices,
-    fingerprint,
+    from_arrays,
     read_split,
     split,
     split_indices,
@@ -25,17 +25,19 @@ __all__ = [
     "AugmentConfig",
     "Available",
     "Dataset",
-    "Images",
+    "Examples",
     "Split",
     "SplitIndices",
     "augment",
     "available",
     "channel_moments",
     "check_images",
+    "check_split",
     "corrupt",
     "data_directory",
     "downsample",
     "fingerprint",
+    "from_arrays",
     "how_to_get",
     "load",
     "normalise",

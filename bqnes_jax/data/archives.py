@@ -8,33 +8,17 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Int32, UInt8
 
-from bqnes_jax.arrays import open_npz
+from bqnes_jax.data.examples import Dataset, Examples, as_examples, count_classes
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import damaged_means_refused, read_at_most
-from bqnes_jax.unpickling import NumberType, Stateful, Unpickler
+from bqnes_jax.files.arrays import open_npz
+from bqnes_jax.files.unpickling import NumberType, Stateful, Unpickler
 
 _LIMIT = 1 << 28  # bytes of an unpacked IDX file; the largest published one has a fifth
-
-
-class Images(NamedTuple):
-    """Images and the number of the class of each."""
-
-    images: UInt8[np.ndarray | Array, "n height width channels"]
-    labels: Int32[np.ndarray | Array, " n"]
-
-
-class Dataset(NamedTuple):
-    """A data set in memory; `test` is empty where the source has no test set of its own."""
-
-    name: str
-    classes: int
-    train: Images
-    test: Images
 
 
 class Published(NamedTuple):
@@ -54,10 +38,10 @@ class Published(NamedTuple):
     checksums: dict[str, str]
     get: str
     source: str
-    read: Callable[[Path], tuple[Images, Images]]
+    read: Callable[[Path], tuple[Examples, Examples]]
 
 
-def read_published(name: str, path: Path, verify: bool = True) -> Dataset:
+def read_published(name: str, path: Path, *, verify: bool = True) -> Dataset:
     """Read the published files of a known data set, after comparing their checksums."""
     published = PUBLISHED[name]
     several = len(published.checksums) > 1
@@ -71,9 +55,9 @@ def read_published(name: str, path: Path, verify: bool = True) -> Dataset:
         train, test = published.read(path)
     dataset = Dataset(name, published.classes, train, test)
     check_dataset(dataset, path)
-    if train.images.shape[1:] != published.shape:
+    if train.inputs.shape[1:] != published.shape:
         raise BQNESError(
-            f"{path} has images of shape {train.images.shape[1:]}; those of {name} have shape "
+            f"{path} has images of shape {train.inputs.shape[1:]}; those of {name} have shape "
             f"{published.shape}."
         )
     return dataset
@@ -91,33 +75,32 @@ def read_npz(name: str, path: Path) -> Dataset:
                 f"{path} has no {absent[0]}; it must hold x_train, y_train, x_test and y_test, or "
                 f"x and y (it holds {', '.join(file.names[:9])})."
             )
-        train = _images(path, *(file[key].read() for key in names))
+        train = _examples(path, *(file[key].read() for key in names))
         if "x_test" in file:
-            test = _images(path, file["x_test"].read(), file["y_test"].read())
+            test = _examples(path, file["x_test"].read(), file["y_test"].read())
         else:
-            test = Images(train.images[:0], train.labels[:0])
-        labels = np.concatenate([train.labels, test.labels])
-        highest = int(labels.max(initial=0)) + 1
-        classes = file["classes"].shape[0] if "classes" in file else highest
+            test = Examples(train.inputs[:0], train.labels[:0])
+        named = file["classes"].shape[0] if "classes" in file else None
+    classes = count_classes(train.labels, f"{path}: ") if named is None else named
     dataset = Dataset(name, classes, train, test)
     check_dataset(dataset, path)
     return dataset
 
 
 def check_dataset(dataset: Dataset, path: Path) -> None:
-    """Refuse labels without a class, and images of several shapes."""
-    for images in (dataset.train, dataset.test):
-        labels = images.labels
+    """Refuse labels without a class, and inputs of several shapes."""
+    for part in (dataset.train, dataset.test):
+        labels = part.labels
         if labels.size and not 0 <= labels.min() <= labels.max() < dataset.classes:
             worst = labels.min() if labels.min() < 0 else labels.max()
             raise BQNESError(
                 f"{path} has the label {worst}; labels go from 0 to {dataset.classes - 1}."
             )
-    shapes = [images.images.shape[1:] for images in (dataset.train, dataset.test)]
+    shapes = [part.inputs.shape[1:] for part in (dataset.train, dataset.test)]
     if shapes[0] != shapes[1]:
-        raise BQNESError(f"{path} has images of shapes {shapes[0]} and {shapes[1]}; make them one.")
+        raise BQNESError(f"{path} has inputs of shapes {shapes[0]} and {shapes[1]}; make them one.")
     if not len(dataset.train.labels):
-        raise BQNESError(f"{path} has no training images.")
+        raise BQNESError(f"{path} has no training examples.")
 
 
 def how_to_get(name: str, directory: Path | None = None) -> str:
@@ -138,28 +121,19 @@ def _check_checksum(path: Path, expected: str) -> None:
         )
 
 
-def _images(path: Path, images: np.ndarray, labels: np.ndarray) -> Images:
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.dtype != np.uint8 or images.ndim != 4:
-        raise BQNESError(
-            f"{path} has images of type {images.dtype} and shape {images.shape}; they must be "
-            "uint8 of shape (n, height, width) or (n, height, width, channels)."
-        )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
-        raise BQNESError(
-            f"{path} has labels of type {labels.dtype} and shape {labels.shape}; they must be "
-            f"whole numbers, one for each of the {len(images)} images."
-        )
-    return Images(np.ascontiguousarray(images), labels.astype(np.int32))
+def _examples(path: Path, inputs: np.ndarray, labels: np.ndarray) -> Examples:
+    """Check the arrays of a file; bytes of shape (n, height, width) are images of one channel."""
+    if inputs.ndim == 3 and inputs.dtype == np.uint8:
+        inputs = inputs[..., None]
+    return as_examples(inputs, labels, where=f"{path}: ")
 
 
-def _channels_last(path: Path, data: object, labels: np.ndarray, side: int) -> Images:
+def _channels_last(path: Path, data: object, labels: np.ndarray, side: int) -> Examples:
     """Order the rows of CIFAR and ImageNet16, three planes each, as images."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
         raise BQNESError(f"{path} holds data that are not an array of uint8.")
     images = data.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
-    return _images(path, images, labels)
+    return _examples(path, images, labels)
 
 
 def _labels(found: object) -> np.ndarray:
@@ -170,18 +144,20 @@ def _labels(found: object) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def _joined(parts: list[Images]) -> Images:
-    return Images(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+def _joined(parts: list[Examples]) -> Examples:
+    return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
-    def read(path: Path) -> tuple[Images, Images]:
+    def read(path: Path) -> tuple[Examples, Examples]:
         found = {}
         with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 part = member.name.removeprefix(folder + "/")
                 if part in (*train, test) and member.isfile():
-                    batch = unpickle(archive.extractfile(member))
+                    file = archive.extractfile(member)
+                    assert isinstance(file, io.BufferedIOBase)  # the member is a file
+                    batch = unpickle(file)
                     labels = _labels(batch[label_key])
                     found[part] = _channels_last(path, batch["data"], labels, 32)
             while stream.read(1 << 20):  # to its end, where its checksum is compared
@@ -198,7 +174,7 @@ _IMAGENET16_CLASSES = 120
 _IMAGENET16_TEST = "val_data"
 
 
-def _read_imagenet16(path: Path) -> tuple[Images, Images]:
+def _read_imagenet16(path: Path) -> tuple[Examples, Examples]:
     parts = {}
     for name in PUBLISHED["imagenet16-120"].checksums:
         with (path / name).open("rb") as file:
@@ -210,7 +186,7 @@ def _read_imagenet16(path: Path) -> tuple[Images, Images]:
     return _joined(list(parts.values())), test
 
 
-def _read_idx(path: Path) -> tuple[Images, Images]:
+def _read_idx(path: Path) -> tuple[Examples, Examples]:
     def array(name: str) -> np.ndarray:
         with gzip.open(path / name) as file:
             content = read_at_most(file, _LIMIT)
@@ -221,11 +197,11 @@ def _read_idx(path: Path) -> tuple[Images, Images]:
         return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
     names = list(PUBLISHED["fashion_mnist"].checksums)
-    train, test = (_images(path, *map(array, pair)) for pair in (names[:2], names[2:]))
+    train, test = (_examples(path, *map(array, pair)) for pair in (names[:2], names[2:]))
     return train, test
 
 
-def unpickle(file: io.BufferedIOBase) -> dict[str, object]:
+def unpickle(file: io.BufferedIOBase) -> dict[str, Any]:
     """Read plain containers and arrays of numbers from a pickle, and refuse everything else.
 
     The published batches of CIFAR and ImageNet16 are pickles.
@@ -253,7 +229,7 @@ class _PickledArray(Stateful):
         return np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _latin1(text: object, encoding: object) -> bytes:
+def _latin1(text: Any, encoding: object) -> bytes:
     return text.encode("latin1")  # how Python 3 writes bytes in the old protocols
 
 

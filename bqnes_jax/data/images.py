@@ -4,23 +4,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt8
 
-from bqnes_jax.data.splits import Split
+from bqnes_jax.data.examples import Split
 from bqnes_jax.errors import BQNESError, check_shape, concrete
+
+_CHANNELS = (1, 3, 4)
 
 
 def check_images(data: Split, classes: int) -> None:
     """Refuse images that are not bytes of one size, and labels that are not of the classes."""
-    size = np.shape(data.train.images)[1:]
-    for part, (images, labels) in data._asdict().items():
+    size = np.shape(data.train.inputs)[1:]
+    for part, (images, labels) in data.parts.items():
         if np.ndim(images) != 4 or images.dtype != np.uint8:
             raise BQNESError(
-                f"{part}.images have type {images.dtype} and shape {images.shape}; they must be "
+                f"{part}.inputs have type {images.dtype} and shape {images.shape}; they must be "
                 "uint8 of shape (n, height, width, channels): scale them to 0 … 255 and round."
             )
-        check_shape(f"{part}.images", images, (None, *size))
+        if images.shape[1] in _CHANNELS and images.shape[3] not in _CHANNELS:
+            raise BQNESError(
+                f"{part}.inputs have shape {images.shape}, channels first; they must be "
+                "(n, height, width, channels): use images.transpose(0, 2, 3, 1)."
+            )
+        check_shape(f"{part}.inputs", images, (None, *size))
         check_shape(f"{part}.labels", labels, (len(images),))
         if not len(images):
-            raise BQNESError(f"{part}.images are none; give at least one image.")
+            raise BQNESError(f"{part}.inputs are none; give at least one image.")
         values = concrete(labels)
         if not np.issubdtype(labels.dtype, np.integer):
             raise BQNESError(f"{part}.labels have type {labels.dtype}; they must be integers.")

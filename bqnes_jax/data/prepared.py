@@ -12,18 +12,18 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bqnes_jax.data.archives import (
     PUBLISHED,
-    Dataset,
-    Images,
     check_dataset,
     how_to_get,
     read_npz,
     read_published,
 )
+from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.files import check_unpacked, damaged_means_refused, load_json
 
@@ -41,6 +41,7 @@ def prepare(
     name: str,
     source: str | os.PathLike[str],
     directory: str | os.PathLike[str],
+    *,
     verify: bool = True,
 ) -> Path:
     """Convert published files, or an `.npz`, to a prepared data set, in their order.
@@ -59,9 +60,15 @@ def prepare(
         raise BQNESError(f"{target} is there already; remove it to prepare {name} again.")
     if source.suffix == ".npz":
         dataset = read_npz(name, source)
+        if dataset.train.inputs.ndim != 4 or dataset.train.inputs.dtype != np.uint8:
+            raise BQNESError(
+                f"{source} has inputs of type {dataset.train.inputs.dtype} and shape "
+                f"{dataset.train.inputs.shape}; only images, uint8 of shape (n, height, width) or "
+                "(n, height, width, channels), need to be prepared: use the file as it is."
+            )
     else:
         check_choice("name of a data set that is not an .npz", name, tuple(PUBLISHED))
-        dataset = read_published(name, source, verify)
+        dataset = read_published(name, source, verify=verify)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as scratch:
@@ -99,7 +106,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
             if split in builder.info.splits
         }
         train = parts["train"]
-        test = parts.get("test", Images(train.images[:0], train.labels[:0]))
+        test = parts.get("test", Examples(train.inputs[:0], train.labels[:0]))
         dataset = Dataset(name, int(features["label"].num_classes), train, test)
         checksum = folder / _CHECKSUM  # what TFDS itself prepared has none
         if checksum.is_file() and checksum.read_bytes() != _digest(dataset).encode():
@@ -108,7 +115,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
     return dataset
 
 
-def read_test(folder: Path) -> Images:
+def read_test(folder: Path) -> Examples:
     """Read the test images of a prepared data set, which may have no others."""
     with damaged_means_refused(folder):
         builder = _open(folder, "get it as arrays.")
@@ -116,7 +123,7 @@ def read_test(folder: Path) -> Images:
         return _read_split(builder.as_data_source("test"), shape, folder)
 
 
-def _open(folder: Path, otherwise: str):
+def _open(folder: Path, otherwise: str) -> Any:  # TFDS's types say less than its documentation
     import tensorflow_datasets as tfds
 
     info = load_json(folder / "dataset_info.json")
@@ -152,7 +159,7 @@ def _shape(image) -> tuple[int, int, int]:
     return shape
 
 
-def _read_split(source, shape: tuple[int, ...], folder: Path) -> Images:
+def _read_split(source, shape: tuple[int, ...], folder: Path) -> Examples:
     stored = sum(path.stat().st_size for path in folder.iterdir())
     check_unpacked(len(source) * math.prod(shape), stored)
     images = np.empty((len(source), *shape), np.uint8)
@@ -162,13 +169,14 @@ def _read_split(source, shape: tuple[int, ...], folder: Path) -> Images:
         examples = source.__getitems__(list(places))
         for place, example in zip(places, examples, strict=True):
             images[place], labels[place] = example["image"], example["label"]
-    return Images(images, labels)
+    return Examples(images, labels)
 
 
 def _write(dataset: Dataset, directory: Path) -> None:
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import registered
 
-    with tfds.core.registered.skip_registration():
+    with registered.skip_registration():
 
         class Builder(tfds.core.GeneratorBasedBuilder):
             """The arrays of one data set, as TFDS wants them."""
@@ -180,7 +188,7 @@ def _write(dataset: Dataset, directory: Path) -> None:
                 # As bytes an image is stored five times faster than as the list of its numbers.
                 # Shuffling would break split files, which count in the published order.
                 image = tfds.features.Tensor(
-                    shape=dataset.train.images.shape[1:], dtype=np.uint8, encoding="bytes"
+                    shape=dataset.train.inputs.shape[1:], dtype=np.uint8, encoding="bytes"
                 )
                 label = tfds.features.ClassLabel(num_classes=dataset.classes)
                 features = tfds.features.FeaturesDict({"image": image, "label": label})
@@ -211,7 +219,7 @@ def _digest(dataset: Dataset) -> str:
     described = [dataset.classes, *(array.shape for array in arrays)]
     digest = hashlib.sha256(json.dumps(described).encode())
     for array in arrays:
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 

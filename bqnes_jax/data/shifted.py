@@ -10,46 +10,46 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
-from bqnes_jax.arrays import map_npy, read_npy
-from bqnes_jax.data.archives import Dataset, Images
 from bqnes_jax.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.data.prepared import find_prepared, read_test
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import damaged_means_refused
+from bqnes_jax.files.arrays import map_npy, read_npy
 from bqnes_jax.types import PRNGKey
 
 CLEAN = "clean"
-Shifted = Callable[[str, int], Images]
+Shifted = Callable[[str, int], Examples]
 
 _AT_ONCE = 128  # images corrupted together: what a corruption needs on the way fits into the cache
 # What TFDS calls differently.
 _TFDS_NAMES = {"elastic_transform": "elastic", "glass_blur": "frosted_glass_blur"}
 
 
-def corrupted(key: PRNGKey, test: Images) -> Shifted:
+def corrupted(key: PRNGKey, test: Examples) -> Shifted:
     """Corrupt test images as they are asked for; a corruption's random numbers are always the same.
 
     Example:
         >>> from bqnes_jax.data import load
         >>> images, labels = load("digits").train
-        >>> shifted = corrupted(jax.random.key(0), Images(images[:5], labels[:5]))
-        >>> shifted("fog", 3).images.shape
+        >>> shifted = corrupted(jax.random.key(0), Examples(images[:5], labels[:5]))
+        >>> shifted("fog", 3).inputs.shape
         (5, 8, 8, 1)
     """
 
-    def shifted(name: str, severity: int) -> Images:
+    def shifted(name: str, severity: int) -> Examples:
         if name == CLEAN:
             return test
         own = jax.random.fold_in(key, list(CORRUPTIONS).index(name))
         n, parts = len(test.labels), []
         for start in range(0, n, _AT_ONCE):
             places = np.arange(start, start + _AT_ONCE) % n  # all of one size, compiled once
-            part = jnp.asarray(test.images[places])
+            part = jnp.asarray(test.inputs[places])
             parts.append(np.asarray(corrupt(name, jax.random.fold_in(own, start), part, severity)))
-        return Images(np.concatenate(parts)[:n], test.labels)
+        return Examples(np.concatenate(parts)[:n], test.labels)
 
     return shifted
 
@@ -82,15 +82,15 @@ def _from_arrays(path: Path, dataset: Dataset, places: Int[np.ndarray, " m"]) ->
     as_many = labels.shape == (len(SEVERITIES) * n,)
     _check_labels(path, labels[:n] if as_many else labels, clean.labels, as_many)
 
-    def shifted(name: str, severity: int) -> Images:
+    def shifted(name: str, severity: int) -> Examples:
         if name == CLEAN:
-            return Images(clean.images[places], clean.labels[places])
+            return Examples(clean.inputs[places], clean.labels[places])
         file = path / f"{name}.npy"
         with damaged_means_refused(file):
             every = map_npy(file)
-            if every.shape != (len(labels), *clean.images.shape[1:]) or every.dtype != np.uint8:
+            if every.shape != (len(labels), *clean.inputs.shape[1:]) or every.dtype != np.uint8:
                 raise ValueError(f"its shape is {every.shape}")
-            return Images(every[(severity - 1) * n + places], clean.labels[places])
+            return Examples(every[(severity - 1) * n + places], clean.labels[places])
 
     return shifted
 
@@ -103,7 +103,7 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
             "not known; use the folder CIFAR-10-C, or validate on images of the training set."
         )
 
-    def shifted(name: str, severity: int) -> Images:
+    def shifted(name: str, severity: int) -> Examples:
         if name == CLEAN:
             return clean
         folder = find_prepared(f"{_TFDS_NAMES.get(name, name)}_{severity}", path)
@@ -112,7 +112,7 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
                 f"{path} has no {name} of severity {severity}; prepare it, or leave it out."
             )
         found = read_test(folder)
-        same = found.images.shape == clean.images.shape
+        same = found.inputs.shape == clean.inputs.shape
         if not same or not np.array_equal(np.sort(found.labels), np.sort(clean.labels)):
             raise BQNESError(
                 f"{folder} has other images or labels than the {len(clean.labels)} test images; it "
@@ -123,7 +123,7 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
     return shifted
 
 
-def _check_labels(path: Path, found: np.ndarray, clean: np.ndarray, as_many: bool) -> None:
+def _check_labels(path: Path, found: np.ndarray, clean: np.ndarray | Array, as_many: bool) -> None:
     if not as_many or not np.array_equal(found, clean):
         raise BQNESError(
             f"{path} has other labels than the {len(clean)} test images of the run; it is of "

@@ -1,13 +1,14 @@
-"""Where images come from: one function, `load`, and what is there to be loaded."""
+"""Where data come from: one function, `load`, and what is there to be loaded."""
 
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Array, Float32, UInt8
 
-from bqnes_jax.data.archives import PUBLISHED, Dataset, Images, how_to_get, read_npz
+from bqnes_jax.data.archives import PUBLISHED, how_to_get, read_npz
+from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.data.prepared import find_prepared, read_prepared
 from bqnes_jax.errors import BQNESError, check_whole
 
@@ -30,7 +31,7 @@ def data_directory(directory: str | os.PathLike[str] | None = None) -> Path:
 
 
 def load(
-    name: str, directory: str | os.PathLike[str] | None = None, size: int | None = None
+    name: str, directory: str | os.PathLike[str] | None = None, *, size: int | None = None
 ) -> Dataset:
     """Load a data set into memory.
 
@@ -42,15 +43,22 @@ def load(
 
     Example:
         >>> digits = load("digits", size=4)
-        >>> digits.train.images.shape, digits.train.labels[:4].tolist(), digits.classes
+        >>> digits.train.inputs.shape, digits.train.labels[:4].tolist(), digits.classes
         ((1797, 4, 4, 1), [0, 1, 2, 3], 10)
     """
     dataset = _find(name, data_directory(directory))
     if size is None:
         return dataset
-    check_whole("size", size, 1, min(dataset.train.images.shape[1:3]))
+    shape = dataset.train.inputs.shape
+    if len(shape) != 4 or dataset.train.inputs.dtype != np.uint8:
+        raise BQNESError(
+            f"size is {size}, but the inputs of {name!r} have shape {shape}, and are no images "
+            "that can be shrunk; leave size out."
+        )
+    check_whole("size", size, 1, min(shape[1:3]))
     train, test = (
-        Images(downsample(images, size), labels) for images, labels in (dataset.train, dataset.test)
+        Examples(downsample(images, size), labels)
+        for images, labels in (dataset.train, dataset.test)
     )
     return dataset._replace(train=train, test=test)
 
@@ -69,7 +77,7 @@ def available(directory: str | os.PathLike[str] | None = None) -> list[Available
 
 
 def downsample(
-    images: UInt8[np.ndarray, "n height width channels"], size: int
+    images: UInt8[np.ndarray | Array, "n height width channels"], size: int
 ) -> UInt8[np.ndarray, "n {size} {size} channels"]:
     """Average over the area that each pixel of a smaller image covers, and round.
 
@@ -77,6 +85,7 @@ def downsample(
         >>> downsample(np.array([[0, 4], [8, 255]], np.uint8).reshape(1, 2, 2, 1), 1).item()
         67
     """
+    images = np.asarray(images)
     height, width = images.shape[1:3]
     rows, columns = _area_weights(height, size), _area_weights(width, size)
     small = np.empty((len(images), size, size, images.shape[3]), np.uint8)
@@ -134,7 +143,7 @@ def _subset(name: str, directory: Path) -> str:
 def _digits() -> Dataset:
     from sklearn.datasets import load_digits  # takes a second to import
 
-    digits = load_digits()
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
-    train = Images(images, digits.target.astype(np.int32))
-    return Dataset(EMBEDDED, 10, train, Images(images[:0], train.labels[:0]))
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    train = Examples(images, labels.astype(np.int32))
+    return Dataset(EMBEDDED, 10, train, Examples(images[:0], train.labels[:0]))

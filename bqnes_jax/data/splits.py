@@ -1,20 +1,28 @@
-"""Training, validation and test images, cut from a data set once and for all.
+"""Training, validation and test examples, cut from a data set once and for all.
 
-The validation images come from the training set (CIFAR-10, and sets of your own) or from the test
+The validation examples come from the training set (CIFAR-10, and sets of your own) or from the test
 set (CIFAR-100, ImageNet16-120: networks train on the whole training set); where there is no test
 set, all three come from the training set.
 """
 
-import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Int
 
-from bqnes_jax.data.archives import Dataset, Images
+from bqnes_jax.data.examples import (
+    Dataset,
+    Examples,
+    Split,
+    as_examples,
+    check_split,
+    count_classes,
+)
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import load_json
 
@@ -38,14 +46,6 @@ class SplitIndices(NamedTuple):
     valid_from: str
 
 
-class Split(NamedTuple):
-    """What is trained on, what ensembles are chosen by, and what they are judged by."""
-
-    train: Images
-    valid: Images
-    test: Images
-
-
 # Where NAS-Bench-201 takes the validation images from, and what part of each is used.
 _VALID_FROM = {
     "cifar10": "train",
@@ -63,6 +63,7 @@ _OWN_WITHOUT_TEST: Sizes = (0.6, 0.2, 0.2)
 def split(
     dataset: Dataset,
     sizes: Sizes | None = None,
+    *,
     valid_from: str | None = None,
     seed: int = 777,
     file: str | os.PathLike[str] | None = None,
@@ -80,12 +81,12 @@ def split(
 
     Example:
         >>> from bqnes_jax.data.sources import load
-        >>> parts = split(load("digits"), sizes=(0.8, 100, 100))
-        >>> [len(part.labels) for part in parts]
+        >>> data = split(load("digits"), sizes=(0.8, 100, 100))
+        >>> [len(part.labels) for part in data.parts.values()]
         [1437, 100, 100]
     """
     if file is None:
-        indices = split_indices(dataset, sizes, valid_from, seed)
+        indices = split_indices(dataset, sizes, valid_from=valid_from, seed=seed)
     elif sizes is None and valid_from is None:
         indices = read_split(file, dataset)
     else:
@@ -96,22 +97,49 @@ def split(
         _take(pools["train"], indices.train),
         _take(pools[indices.valid_from], indices.valid),
         _take(test, indices.test),
+        dataset.classes,
+        dataset.name,
     )
 
 
-def fingerprint(data: Split) -> str:
-    """Return a hash of the images and labels, by their part."""
-    digest = hashlib.sha256()
-    for part in data:
-        for array in (np.asarray(part.images), np.asarray(part.labels, np.int32)):
-            digest.update(f"{array.shape}{array.dtype}".encode())
-            digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()
+def from_arrays(
+    inputs: ArrayLike | Sequence[Any],
+    labels: ArrayLike | Sequence[Any],
+    *,
+    split: Sizes | None = None,
+    seed: int = 777,
+    name: str = "arrays",
+) -> Split:
+    """Cut examples of your own into training, validation and test data.
+
+    Args:
+        inputs: real numbers with a leading axis: tables, images, sequences.
+        labels: whole numbers 0 … C − 1, each of which occurs in the training part.
+        split: (train, valid, test), each a count or a fraction; by default (0.6, 0.2, 0.2).
+        seed: of the shuffling.
+        name: what the data are called in reports.
+
+    Example:
+        >>> data = from_arrays(np.arange(20.0)[:, None], np.arange(20) % 2, split=(10, 5, 5))
+        >>> data.classes, {name: len(part.labels) for name, part in data.parts.items()}
+        (2, {'train': 10, 'valid': 5, 'test': 5})
+    """
+    examples = as_examples(inputs, labels)
+    nothing = Examples(examples.inputs[:0], examples.labels[:0])
+    dataset = Dataset(name, count_classes(examples.labels), examples, nothing)
+    places = split_indices(dataset, split, seed=seed)
+    train, valid, test = (
+        _take(examples, chosen) for chosen in (places.train, places.valid, places.test)
+    )
+    data = Split(train, valid, test, dataset.classes, name)
+    check_split(data)
+    return data
 
 
 def split_indices(
     dataset: Dataset,
     sizes: Sizes | None = None,
+    *,
     valid_from: str | None = None,
     seed: int = 777,
 ) -> SplitIndices:
@@ -125,6 +153,8 @@ def split_indices(
         halves = dataset.name in _VALID_FROM or valid_from == "test"
         sizes = _HALVES[valid_from] if halves else _OWN
         sizes = sizes if has_test else _OWN_WITHOUT_TEST
+    if not isinstance(sizes, tuple | list) or len(sizes) != 3:
+        raise BQNESError(f"sizes are {sizes!r}; they must be three: (train, valid, test).")
     comes_from = {"train": "train", "valid": valid_from, "test": "test" if has_test else "train"}
     pools = {"train": len(dataset.train.labels), "test": len(dataset.test.labels)}
     # NumPy promises that this generator's numbers never change, and of no other.
@@ -137,8 +167,8 @@ def split_indices(
         left = shuffled[pool]
         if count > len(left):
             raise BQNESError(
-                f"sizes are {sizes}: {part} needs {count} images, and {len(left)} of the "
-                f"{pools[pool]} of the {pool} set are left; make them smaller."
+                f"the split is {sizes}: {part} needs {count} examples, and {len(left)} of the "
+                f"{pools[pool]} of the {pool} set are left; make it smaller."
             )
         chosen[part], shuffled[pool] = np.sort(left[:count]), left[count:]
     return SplitIndices(**chosen, valid_from=valid_from)
@@ -169,15 +199,15 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> SplitIndices:
         default = "test" if "xvalid" in content else _VALID_FROM.get(dataset.name, "train")
         valid_from = named.pop("valid_from", default)
         lists = {name: _places(value) for name, value in named.items()}
+        if "valid" not in lists or not set(lists) <= {"train", "valid", "test"}:
+            raise ValueError
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}).") from None
     except (ValueError, TypeError, AttributeError, OverflowError):
-        lists = {}
-    if "valid" not in lists or not set(lists) <= {"train", "valid", "test"}:
         raise BQNESError(
             f"{path} is not a split file: it must be JSON with lists of whole numbers train, valid "
             "and test."
-        )
+        ) from None
     has_test = bool(len(dataset.test.labels))
     check_choice(f"valid_from in {path}", valid_from, ("train", "test") if has_test else ("train",))
     pools = {"train": len(dataset.train.labels), "test": len(dataset.test.labels)}
@@ -216,9 +246,9 @@ def _count(part: str, size: int | float, pool: int) -> int:
         return int(size * pool + 1e-6)
     raise BQNESError(
         f"the size of {part} is {size!r}; it must be a count, at least 1, or a fraction up to 1.0 "
-        f"of {pool} images."
+        f"of {pool} examples."
     )
 
 
-def _take(pool: Images, places: Indices) -> Images:
-    return Images(pool.images[places], pool.labels[places])
+def _take(pool: Examples, places: Indices) -> Examples:
+    return Examples(pool.inputs[places], pool.labels[places])

@@ -1,7 +1,7 @@
 """Networks whose architecture is an input: one program for a whole space."""
 
+from bqnes_jax.models.cells import NATSNetwork, NATSNetworkConfig, parameter_count
 from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
-from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig, parameter_count
 
 __all__ = [
     "MobileNet",

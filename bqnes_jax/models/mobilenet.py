@@ -28,6 +28,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.identity import SPEED, field
 from bqnes_jax.models.shifts import (
     AXES,
     Activations,
@@ -74,12 +75,13 @@ class MobileNetConfig:
 
     space: SlimmableSpace = SLIMMABLE
     channels: tuple[int, ...] = (16, 24, 32, 64, 96, 160, 320)
+    _: dataclasses.KW_ONLY
     strides: tuple[int, ...] = (1, 1, 2, 2, 1, 2, 1)
     expansion: int = 6
     stem: int = 32
     head: int = 1280
     classes: int = 10
-    layout: Literal["auto", "convolution", "shifts"] = "auto"
+    layout: Literal["auto", "convolution", "shifts"] = field(SPEED, default="auto")
     bfloat16: bool = False
 
     def __post_init__(self):

@@ -4,6 +4,7 @@ XLA's grouped convolutions are slow on CPUs; a sum of nine shifted products is n
 """
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,8 @@ def _shifted_products(
     The gradient by x is such a sum again, and written as one: the transpose of shifting would be a
     sum of nine padded arrays.
     """
-    return sum(seen * column(kernel[place]) for place, seen in shifted(x, stride).items())
+    products = (seen * column(kernel[place]) for place, seen in shifted(x, stride).items())
+    return functools.reduce(operator.add, products)
 
 
 def _forward(x, kernel, stride):

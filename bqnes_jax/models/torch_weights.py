@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from bqnes_jax.errors import BQNESError, check_shape
-from bqnes_jax.models.nats import CONV_1X1, CONV_3X3, NATSNetwork, NATSNetworkConfig
+from bqnes_jax.models.cells import CONV_1X1, CONV_3X3, NATSNetwork, NATSNetworkConfig
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import EDGES, NATS
 

@@ -12,7 +12,7 @@ from bqnes_jax.training.population import (
     unravel_weights,
     weight_count,
 )
-from bqnes_jax.training.recipe import count_steps
+from bqnes_jax.training.recipe import Recipe, count_steps
 from bqnes_jax.training.supernet import (
     Slices,
     Supernet,
@@ -26,6 +26,7 @@ from bqnes_jax.training.supernet import (
 
 __all__ = [
     "Population",
+    "Recipe",
     "Slices",
     "Supernet",
     "SupernetConfig",

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -12,7 +12,18 @@ from bqnes_jax.files import read_json, write_json, writing
 
 _KEPT = 2  # one to go on from if the last is damaged
 
-State = TypeVar("State")
+
+@runtime_checkable
+class Stepped(Protocol):
+    """A state of a training: a tree of arrays that knows how many steps were done."""
+
+    @property
+    def step(self) -> Any:
+        """How many steps were done."""
+        ...
+
+
+State = TypeVar("State", bound=Stepped)
 
 
 def check_same(directory: Path, recipe: dict) -> None:
@@ -76,7 +87,7 @@ class Checkpoints:
             ) from error
         return jax.device_put(saved)
 
-    def save(self, state: State) -> None:
+    def save(self, state: Stepped) -> None:
         """Have the state on the disk when this returns."""
         state = jax.device_get(state)  # Orbax saves what one host has on its devices only alone
         with writing(f"training {self._directory}"):

@@ -7,9 +7,9 @@ chunks of one size, divides each chunk among the devices, and gathers the result
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,15 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.examples import Split
 from bqnes_jax.data.images import channel_moments, check_images, normalise
-from bqnes_jax.data.splits import Split
-from bqnes_jax.devices import (
+from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
+from bqnes_jax.identity import EXTENT, SPEED, field
+from bqnes_jax.models.cells import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.parallel import (
     Chunk,
     chunk_of,
     device_memory,
@@ -33,11 +36,9 @@ from bqnes_jax.devices import (
     place,
     spread,
 )
-from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
-from bqnes_jax.models.nats import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import NATS
-from bqnes_jax.training.recipe import check_recipe, count_steps, make_optimiser
+from bqnes_jax.training.recipe import check_recipe, count_steps, draw_batch, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
@@ -70,7 +71,8 @@ class TrainConfig:
     """
 
     network: NATSNetworkConfig = dataclasses.field(default_factory=NATSNetworkConfig)
-    seeds: int = 1
+    seeds: int = field(EXTENT, default=1)
+    _: dataclasses.KW_ONLY
     epochs: int = 200
     steps: int | None = None
     batch: int = 256
@@ -78,9 +80,9 @@ class TrainConfig:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
-    keep_weights: bool = False
-    chunk: int | None = None
-    memory: float | None = None
+    keep_weights: bool = field(SPEED, default=False)
+    chunk: int | None = field(SPEED, default=None)
+    memory: float | None = field(SPEED, default=None)
 
     def __post_init__(self):
         check_recipe(self)
@@ -103,6 +105,7 @@ class Trained(NamedTuple):
             whose weights stay as they are; those trained with it go on.
         weights: parameters and running statistics as one vector (`unravel_weights` turns it back);
             None unless the config asks for them.
+        train_log_likelihood: summed over the training images, as they are.
     """
 
     valid_log_probs: Float[Array, "*members n_valid classes"]
@@ -111,6 +114,7 @@ class Trained(NamedTuple):
     train_losses: Float[Array, "*members steps"]
     failed: Bool[Array, "*members"]
     weights: Float[Array, "*members w"] | None = None
+    train_log_likelihood: Float[Array, "*members"] | None = None
 
 
 class Population(NamedTuple):
@@ -126,8 +130,8 @@ class Population(NamedTuple):
 
 
 class _State(NamedTuple):
-    params: dict
-    batch_stats: dict
+    params: optax.Params
+    batch_stats: Mapping[str, Any]
     optimiser: optax.OptState
 
 
@@ -142,10 +146,11 @@ def make_train(config: TrainConfig) -> Train:
     network = NATSNetwork(config.network)
 
     def train(key: PRNGKey, arch: Int32[Array, "6"], data: Split) -> Trained:
-        n = len(data.train.images)
+        n = len(data.train.inputs)
         steps, per_epoch = count_steps(config, n)
         init_key, order_key, augment_key = jax.random.split(key, 3)
-        moments = channel_moments(data.train.images)
+        inputs, labels = (jnp.asarray(array) for array in data.train)
+        moments = channel_moments(inputs)
         optimiser = make_optimiser(config, steps)
 
         def loss_of(params, batch_stats, images, labels):
@@ -161,18 +166,11 @@ def make_train(config: TrainConfig) -> Train:
 
         def step(carry, t):
             state, order, healthy = carry
-            place = t % per_epoch
-            order = lax.cond(
-                place == 0,
-                lambda: jax.random.permutation(jax.random.fold_in(order_key, t), n),
-                lambda: order,
-            )
-            batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
-            images, labels = data.train.images[batch], data.train.labels[batch]
-            images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
+            order, batch = draw_batch(order_key, order, t, per_epoch, config.batch)
+            images = augment(jax.random.fold_in(augment_key, t), inputs[batch], config.augment)
             images = normalise(images, *moments)
             (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                state.params, state.batch_stats, images, labels
+                state.params, state.batch_stats, images, labels[batch]
             )
             updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
             new = _State(optax.apply_updates(state.params, updates), batch_stats, optimiser_state)
@@ -180,7 +178,7 @@ def make_train(config: TrainConfig) -> Train:
             state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
             return (state, order, healthy), jnp.where(healthy, loss, jnp.nan)
 
-        first = normalise(data.train.images[:1], *moments)
+        first = normalise(inputs[:1], *moments)
         variables = network.init(init_key, arch, first)
         state = _State(
             variables["params"], variables["batch_stats"], optimiser.init(variables["params"])
@@ -192,17 +190,18 @@ def make_train(config: TrainConfig) -> Train:
 
         def log_probs_of(images):
             logits = network.apply(variables, arch, normalise(images, *moments))
-            return jax.nn.log_softmax(logits)
+            return jax.nn.log_softmax(cast(Array, logits))
 
         # Together, so that the network is compiled for predicting once.
-        images = jnp.concatenate([data.valid.images, data.test.images])
+        images = jnp.concatenate([data.valid.inputs, data.test.inputs, inputs])
         log_probs = in_batches(log_probs_of, images, config.batch)
-        valid, test = jnp.split(log_probs, [len(data.valid.images)])
+        valid, test, own = jnp.split(log_probs, ends_of(data))
         failed = ~(healthy & jnp.all(jnp.isfinite(valid)) & jnp.all(jnp.isfinite(test)))
         valid, test = (jnp.where(failed, jnp.nan, log_probs) for log_probs in (valid, test))
         of_labels = jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1)
         weights = ravel_pytree(variables)[0] if config.keep_weights else None
-        return Trained(valid, test, -jnp.mean(of_labels), train_losses, failed, weights)
+        fit = jnp.where(failed, jnp.nan, sum_of_labels(own, labels))
+        return Trained(valid, test, -jnp.mean(of_labels), train_losses, failed, weights, fit)
 
     return train
 
@@ -228,7 +227,12 @@ def unravel_weights(
 
 
 def train_population(
-    key: PRNGKey, archs: ArrayLike, data: Split, config: TrainConfig, mesh: Mesh | None = None
+    key: PRNGKey,
+    archs: ArrayLike,
+    data: Split,
+    config: TrainConfig,
+    *,
+    mesh: Mesh | None = None,
 ) -> Population:
     """Train K architectures with `config.seeds` seeds each, a chunk at a time, by one program.
 
@@ -244,16 +248,17 @@ def train_population(
         mesh: of the devices that members are divided among; by default all.
 
     Example:
-        >>> from bqnes_jax.data import Images
+        >>> from bqnes_jax.data import Examples
         >>> network = NATSNetworkConfig(channels=1, cells=1, classes=2)
         >>> config = TrainConfig(network, seeds=2, steps=2, batch=4, chunk=4)
-        >>> part = Images(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]))
-        >>> data = Split(part, part, part)
+        >>> part = Examples(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]))
+        >>> data = Split(part, part, part, classes=2)
         >>> population = train_population(jax.random.key(0), np.ones((3, 6), int), data, config)
         >>> population.trained.failed.tolist(), population.seconds.shape
         ([[False, False], [False, False], [False, False]], (2,))
     """
-    train = population_trainer(data, config, mesh, len(archs) * config.seeds)
+    archs = as_architectures(NATS, archs)
+    train = population_trainer(data, config, mesh=mesh, asked=len(archs) * config.seeds)
     parts, seconds = zip(*train(key, archs), strict=True)
     trained = jax.tree.map(
         lambda *leaves: np.concatenate(leaves).reshape(-1, config.seeds, *leaves[0].shape[1:]),
@@ -263,7 +268,7 @@ def train_population(
 
 
 def population_trainer(
-    data: Split, config: TrainConfig, mesh: Mesh | None = None, asked: int | None = None
+    data: Split, config: TrainConfig, *, mesh: Mesh | None = None, asked: int | None = None
 ) -> Callable[[PRNGKey, ArrayLike], Iterator[tuple[Trained, float]]]:
     """Return a function that trains architectures and yields chunks of members as they are done.
 
@@ -271,22 +276,22 @@ def population_trainer(
     a chunk is no larger than that.
     """
     mesh = mesh_for(asked, mesh)
-    chunk = choose_chunk(config, data, mesh, asked)
+    chunk = choose_chunk(config, data, mesh, asked=asked)
     placed = place(data, mesh)
 
     def train(key: PRNGKey, archs: ArrayLike) -> Iterator[tuple[Trained, float]]:
         check_images(data, config.network.classes)
-        count_steps(config, len(data.train.images))
+        count_steps(config, len(data.train.inputs))
         archs = np.asarray(as_architectures(NATS, archs))
         check_shape("archs", archs, (None, 6))
         if not len(archs):
             raise BQNESError("archs are none; give at least one architecture.")
         archs = np.repeat(archs, config.seeds, axis=0)
         seeds = np.resize(np.arange(config.seeds, dtype=np.int32), len(archs))
-        key = np.asarray(jax.random.key_data(key))
+        key_data = np.asarray(jax.random.key_data(key))
         started = perf_counter()
         for trained in in_chunks(
-            _make_program(config, mesh), mesh, chunk, (archs, seeds), key, placed
+            _make_program(config, mesh), mesh, chunk, (archs, seeds), key_data, placed
         ):
             yield trained, perf_counter() - started
             started = perf_counter()
@@ -294,7 +299,9 @@ def population_trainer(
     return train
 
 
-def choose_chunk(config: TrainConfig, data: Split, mesh: Mesh, asked: int | None = None) -> Chunk:
+def choose_chunk(
+    config: TrainConfig, data: Split, mesh: Mesh, *, asked: int | None = None
+) -> Chunk:
     """Choose how many members a device trains at once, of `asked` in all.
 
     What a member needs is mostly what its gradient remembers of the forward pass, some 100 numbers
@@ -302,7 +309,7 @@ def choose_chunk(config: TrainConfig, data: Split, mesh: Mesh, asked: int | None
     """
     if config.chunk is not None:
         return chunk_of(config.chunk, asked, mesh)
-    rows, columns = data.train.images.shape[1:3]
+    rows, columns = data.train.inputs.shape[1:3]
     size = 2 if config.network.bfloat16 else jnp.dtype(float).itemsize
     # Twice the channels at a quarter of the positions in each further stage.
     positions = rows * columns * config.network.channels * (1 + 1 / 2 + 1 / 4)
@@ -324,6 +331,19 @@ def _make_program(config: TrainConfig, mesh: Mesh):
         return train(key, arch, data)
 
     return spread(jax.vmap(member, (0, 0, None, None)), mesh, split=2)
+
+
+def ends_of(data: Split) -> list[int]:
+    """Return where validation and test points end, where those of training come after them."""
+    valid, test = len(data.valid.labels), len(data.test.labels)
+    return [valid, valid + test]
+
+
+def sum_of_labels(
+    log_probs: Float[Array, "n classes"], labels: Int[Array, " n"]
+) -> Float[Array, ""]:
+    """Return the log-likelihood of the labels."""
+    return jnp.sum(jnp.take_along_axis(log_probs, labels[:, None], axis=1))
 
 
 def in_batches(function: Callable, images: Array, batch: int) -> Array:

@@ -10,9 +10,9 @@ shell around them, with checkpoints: a training that was stopped goes on to the 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,20 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from bqnes_jax.data.augment import AugmentConfig, augment
+from bqnes_jax.data.examples import Split, fingerprint
 from bqnes_jax.data.images import channel_moments, check_images, normalise
-from bqnes_jax.data.splits import Split, fingerprint
 from bqnes_jax.errors import check_shape, check_whole
 from bqnes_jax.files import writing
+from bqnes_jax.identity import PREDICTION, SPEED, field, identity
 from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.training.checkpoints import Checkpoints, check_same
-from bqnes_jax.training.population import in_batches
+from bqnes_jax.training.population import ends_of, in_batches, sum_of_labels
 from bqnes_jax.training.recipe import check_recipe, count_steps, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
-# What changes neither the weights nor what a step does.
-_NOT_OF_TRAINING = ("save_every", "recalibration_batches")
-
+Params = Mapping[str, Any]  # a tree of arrays
 Moments = tuple[Float[Array, " c"], Float[Array, " c"]]
 Progress = Callable[[int, float], None]
 
@@ -60,10 +59,13 @@ class SupernetConfig:
         recalibration_batches: training batches, at most, by which the batch-norm statistics of a
             slice are found.
         save_every: steps between checkpoints.
+        pretrained: the directory `supernet` of another run with the same seed, data and supernet,
+            instead of training it again; it is trained there if it is not.
     """
 
     network: MobileNetConfig = dataclasses.field(default_factory=MobileNetConfig)
     epochs: int = 200
+    _: dataclasses.KW_ONLY
     steps: int | None = None
     batch: int = 256
     learning_rate: float = 0.1
@@ -71,8 +73,9 @@ class SupernetConfig:
     weight_decay: float = 5e-4
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     random_slices: int = 2
-    recalibration_batches: int = 16
-    save_every: int = 500
+    recalibration_batches: int = field(PREDICTION, default=16)
+    save_every: int = field(SPEED, default=500)
+    pretrained: str | None = field(SPEED, default=None)
 
     def __post_init__(self):
         check_recipe(self)
@@ -92,7 +95,7 @@ class SupernetState(NamedTuple):
             stay as they were before it.
     """
 
-    params: dict
+    params: Params
     optimiser: optax.OptState
     step: Int32[Array, ""]
     healthy: Bool[Array, ""]
@@ -108,6 +111,7 @@ class Slices(NamedTuple):
         failed: whether a prediction was not finite.
         batch_stats: means and variances of the batch norms, as one vector for each slice; for
             `predict_slices`.
+        train_log_likelihood: summed over the training images, as they are.
     """
 
     valid_log_probs: Float[Array, "k n_valid classes"]
@@ -115,6 +119,7 @@ class Slices(NamedTuple):
     valid_loss: Float[Array, " k"]
     failed: Bool[Array, " k"]
     batch_stats: Float[Array, "k size"]
+    train_log_likelihood: Float[Array, " k"]
 
 
 class Supernet(NamedTuple):
@@ -124,7 +129,7 @@ class Supernet(NamedTuple):
     train: Callable[
         [PRNGKey, SupernetState, Split, int], tuple[SupernetState, Float[Array, " steps"]]
     ]
-    evaluate: Callable[[dict, Int32[Array, "k length"], Split], Slices]
+    evaluate: Callable[[Params, Int32[Array, "k length"], Split], Slices]
 
 
 def make_supernet(config: SupernetConfig) -> Supernet:
@@ -140,14 +145,18 @@ def make_supernet(config: SupernetConfig) -> Supernet:
     network, space = MobileNet(config.network), config.network.space
 
     def init(key: PRNGKey, data: Split) -> SupernetState:
-        image = normalise(data.train.images[:1], *channel_moments(data.train.images))
+        inputs = jnp.asarray(data.train.inputs)
+        image = normalise(inputs[:1], *channel_moments(inputs))
         params = network.init(key, space.largest, image)["params"]
-        steps, _ = count_steps(config, len(data.train.images))
+        steps, _ = count_steps(config, len(inputs))
         state = make_optimiser(config, steps).init(params)
         return SupernetState(params, state, jnp.int32(0), jnp.array(True))
 
     def loss_of(params, archs, images, labels):
-        logits = jax.vmap(lambda arch: network.apply({"params": params}, arch, images, True))(archs)
+        def of_one(arch):
+            return cast(Array, network.apply({"params": params}, arch, images, True))
+
+        logits = jax.vmap(of_one)(archs)
         teacher = lax.stop_gradient(jax.nn.softmax(logits[0]))
         largest = optax.softmax_cross_entropy_with_integer_labels(logits[0], labels).mean()
         others = optax.softmax_cross_entropy(logits[1:], teacher).mean(1).sum()
@@ -157,10 +166,11 @@ def make_supernet(config: SupernetConfig) -> Supernet:
         key: PRNGKey, state: SupernetState, data: Split, steps: int
     ) -> tuple[SupernetState, Float[Array, " steps"]]:
         check_whole("steps", steps, 1)
-        n = len(data.train.images)
+        inputs, labels = (jnp.asarray(array) for array in data.train)
+        n = len(inputs)
         total, per_epoch = count_steps(config, n)
         optimiser = make_optimiser(config, total)
-        moments = channel_moments(data.train.images)
+        moments = channel_moments(inputs)
         order_key, augment_key, slices_key = jax.random.split(key, 3)
 
         def order_of(t):
@@ -172,21 +182,20 @@ def make_supernet(config: SupernetConfig) -> Supernet:
             place = t % per_epoch
             order = lax.cond(place == 0, order_of, lambda _: order, t)
             batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
-            images, labels = data.train.images[batch], data.train.labels[batch]
-            images = augment(jax.random.fold_in(augment_key, t), images, config.augment)
+            images = augment(jax.random.fold_in(augment_key, t), inputs[batch], config.augment)
             images = normalise(images, *moments)
             drawn = space.sample(jax.random.fold_in(slices_key, t), config.random_slices)
             archs = jnp.concatenate([space.largest[None], space.smallest[None], drawn])
             (loss, largest), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                state.params, archs, images, labels
+                state.params, archs, images, labels[batch]
             )
             healthy = state.healthy & _all_finite((loss, gradient))
             updates, memory = optimiser.update(gradient, state.optimiser, state.params)
             new = (optax.apply_updates(state.params, updates), memory)
             old = (state.params, state.optimiser)
-            kept = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, old)
+            params, memory = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, old)
             losses = losses.at[i].set(jnp.where(healthy, largest, jnp.nan))
-            return SupernetState(*kept, t + 1, healthy), order, losses
+            return SupernetState(params, memory, t + 1, healthy), order, losses
 
         losses = jnp.full(steps, jnp.nan)
         # The number of steps is not known when compiling: XLA would make another program, with
@@ -196,20 +205,24 @@ def make_supernet(config: SupernetConfig) -> Supernet:
         state, _, losses = lax.fori_loop(0, count, step, start)
         return state, losses
 
-    def evaluate(params: dict, archs: Int32[Array, "k length"], data: Split) -> Slices:
-        moments = channel_moments(data.train.images)
-        places = _recalibration_places(config, len(data.train.images))
-        batches = data.train.images[places]
-        images = jnp.concatenate([data.valid.images, data.test.images])
+    def evaluate(params: Params, archs: Int32[Array, "k length"], data: Split) -> Slices:
+        inputs = jnp.asarray(data.train.inputs)
+        moments = channel_moments(inputs)
+        batches = inputs[_recalibration_places(config, len(inputs))]
+        images = jnp.concatenate([data.valid.inputs, data.test.inputs, inputs])
 
         def of_one(arch):
             statistics = _recalibrate(network, params, arch, batches, moments)
             log_probs = _log_probs(config, params, statistics, arch, images, moments)
-            valid, test = jnp.split(log_probs, [len(data.valid.images)])
+            valid, test, own = jnp.split(log_probs, ends_of(data))
             loss = -jnp.mean(jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1))
-            failed = ~(jnp.all(jnp.isfinite(log_probs)) & jnp.isfinite(loss))
-            valid, test, loss = (jnp.where(failed, jnp.nan, x) for x in (valid, test, loss))
-            return Slices(valid, test, loss, failed, ravel_pytree(statistics)[0])
+            fit = sum_of_labels(own, jnp.asarray(data.train.labels))
+            predicted = jnp.isfinite(log_probs[: len(valid) + len(test)])
+            failed = ~(jnp.all(predicted) & jnp.isfinite(loss))
+            valid, test, loss, fit = (
+                jnp.where(failed, jnp.nan, x) for x in (valid, test, loss, fit)
+            )
+            return Slices(valid, test, loss, failed, ravel_pytree(statistics)[0], fit)
 
         return jax.vmap(of_one)(archs)
 
@@ -218,7 +231,7 @@ def make_supernet(config: SupernetConfig) -> Supernet:
 
 def predict_slices(
     config: SupernetConfig,
-    params: dict,
+    params: Params,
     batch_stats: Float[Array, "k size"],
     archs: Int32[Array, "k length"],
     images: Shaped[Array, "n h w c"],
@@ -257,6 +270,7 @@ def train_supernet(
     data: Split,
     config: SupernetConfig,
     directory: str | os.PathLike[str],
+    *,
     progress: Progress | None = None,
 ) -> SupernetState:
     """Train to the end, with a checkpoint in `directory` after every `config.save_every` steps.
@@ -272,7 +286,7 @@ def train_supernet(
         progress: called after each checkpoint with the step and the mean loss since the last one.
     """
     check_images(data, config.network.classes)
-    total, _ = count_steps(config, len(data.train.images))
+    total, _ = count_steps(config, len(data.train.inputs))
     directory = Path(directory).absolute()
     with writing(f"supernet {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -298,8 +312,8 @@ def _make_programs(config: SupernetConfig):
 
 def _recipe(key: PRNGKey, data: Split, config: SupernetConfig) -> dict:
     """Describe all that the weights depend on."""
-    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _NOT_OF_TRAINING}
-    recipe["images"] = fingerprint(data)
+    recipe = identity(config, predicts=False)
+    recipe["inputs"] = fingerprint(data)
     recipe["key"] = np.asarray(jax.random.key_data(key)).tolist()
     recipe["precision"] = jnp.dtype(float).name
     return recipe
@@ -317,7 +331,7 @@ def _recalibration_places(config: SupernetConfig, images: int) -> np.ndarray:
 
 def _recalibrate(
     network: MobileNet,
-    params: dict,
+    params: Params,
     arch: Int32[Array, " length"],
     batches: Shaped[Array, "batches n h w c"],
     moments: Moments,
@@ -355,7 +369,7 @@ def _recalibrate(
 
 def _log_probs(
     config: SupernetConfig,
-    params: dict,
+    params: Params,
     statistics: dict,
     arch: Int32[Array, " length"],
     images: Shaped[Array, "n h w c"],
@@ -364,7 +378,8 @@ def _log_probs(
     network, variables = MobileNet(config.network), {"params": params, "batch_stats": statistics}
 
     def of_batch(images):
-        return jax.nn.log_softmax(network.apply(variables, arch, normalise(images, *moments)))
+        logits = network.apply(variables, arch, normalise(images, *moments))
+        return jax.nn.log_softmax(cast(Array, logits))
 
     return in_batches(of_batch, images, config.batch)
 

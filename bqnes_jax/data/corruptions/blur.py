@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from bqnes_jax.data.corruptions.common import (
     Pixels,
+    Setting,
     along_columns,
     along_rows,
     at,
@@ -63,7 +63,7 @@ def gaussian_blur(key, images, severity):
     return blur_by_gaussian(images, at(severity, (0.4, 0.6, 0.7, 0.8, 1.0)), reach=4)
 
 
-def blur_by_gaussian(images: Pixels, sigma: ArrayLike, reach: int) -> Pixels:
+def blur_by_gaussian(images: Pixels, sigma: Setting, reach: int) -> Pixels:
     """Blur by a Gaussian that is cut off after 4σ; border pixels go on beyond the border."""
     radius = jnp.floor(4 * jnp.asarray(sigma, jnp.float32) + 0.5)
     down, across = (
@@ -72,7 +72,7 @@ def blur_by_gaussian(images: Pixels, sigma: ArrayLike, reach: int) -> Pixels:
     return along_rows(across, along_columns(down, images))
 
 
-def blur_by_disk(images: Pixels, radius: ArrayLike, softness: ArrayLike, reach: int) -> Pixels:
+def blur_by_disk(images: Pixels, radius: Setting, softness: Setting, reach: int) -> Pixels:
     """Blur by a disk whose edge is smoothed by a Gaussian of deviation `softness`.
 
     The disk is drawn on pixels from −reach to reach, which must be the radius or more; the Gaussian
@@ -95,9 +95,9 @@ def blur_by_disk(images: Pixels, radius: ArrayLike, softness: ArrayLike, reach: 
 def look_through_glass(
     key: PRNGKey,
     images: Pixels,
-    sigma: ArrayLike,
-    distance: ArrayLike,
-    rounds: ArrayLike,
+    sigma: Setting,
+    distance: Setting,
+    rounds: Setting,
     reach: int,
 ) -> Pixels:
     """Blur, move pixels by up to `distance`, blur again.
@@ -146,7 +146,7 @@ def look_through_glass(
 
 
 def blur_by_motion(
-    images: Pixels, angles: Float32[Array, " n"], radius: ArrayLike, sigma: ArrayLike
+    images: Pixels, angles: Float32[Array, " n"], radius: Setting, sigma: Setting
 ) -> Pixels:
     """Average pixels along a line that starts at each, with weights of half a Gaussian.
 
@@ -171,7 +171,7 @@ def blur_by_motion(
     return total / weights
 
 
-def average_zooms(images: Pixels, step: ArrayLike, count: ArrayLike) -> Pixels:
+def average_zooms(images: Pixels, step: Setting, count: Setting) -> Pixels:
     """Average the image and `count` enlargements of its middle, by 1, 1 + step, 1 + 2 · step, …"""
 
     def add(i, total):

@@ -24,6 +24,7 @@ LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 Pixels = Float32[Array, "n h w c"]
 Layer = Float32[Array, "n h w"]
 Bytes = UInt8[Array, "n h w c"]
+Setting = int | float | Array  # one number, may be traced
 Corruption = Callable[[PRNGKey, jax.Array | np.ndarray, ArrayLike], Bytes]
 
 
@@ -101,7 +102,8 @@ def luminance(pixels: Pixels) -> Float32[Array, "n h w 1"]:
     """Weigh the channels as the eye does; one channel is its own luminance."""
     if pixels.shape[-1] == 1:
         return pixels
-    return sum(w * pixels[..., i : i + 1] for i, w in enumerate(LUMINANCE))
+    red, green, blue = (w * pixels[..., i : i + 1] for i, w in enumerate(LUMINANCE))
+    return red + green + blue
 
 
 def tint(colour: Float32[Array, "... 3"], channels: int) -> Float32[Array, "... channels"]:
@@ -116,7 +118,7 @@ def clamped(index, length: int) -> jax.Array:
     return jnp.clip(index, 0, length - 1)
 
 
-def reflected(index, length: int, twice: ArrayLike) -> jax.Array:
+def reflected(index, length: int, twice: Setting) -> jax.Array:
     """Continue a row beyond its ends as c b | a b c | b a, or b a | a b c | c b if `twice` is 1."""
     period = 2 * length - 2 + 2 * twice
     index = index % period
@@ -124,7 +126,7 @@ def reflected(index, length: int, twice: ArrayLike) -> jax.Array:
 
 
 def gaussian_map(
-    length: int, sigma: ArrayLike, radius: ArrayLike, reach: int, border: Callable
+    length: int, sigma: Setting, radius: Setting, reach: int, border: Callable
 ) -> Float32[Array, "length length"]:
     """Write the smoothing of a row by a Gaussian as a matrix.
 
@@ -143,7 +145,7 @@ def gaussian_map(
     return nothing.at[places, border(places + offsets, length)].add(weights / weights.sum())
 
 
-def zoom_map(length: int, factor: ArrayLike) -> Float32[Array, "length length"]:
+def zoom_map(length: int, factor: Setting) -> Float32[Array, "length length"]:
     """Write the enlargement of the middle of a row, with linear interpolation, as a matrix."""
     factor = jnp.asarray(factor, jnp.float32)
     cut = jnp.ceil(length / factor - 1e-4)  # the number of pixels, despite rounding errors

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from bqnes_jax.data.corruptions.common import (
     Layer,
     Pixels,
+    Setting,
     along_columns,
     along_rows,
     at,
@@ -94,13 +94,13 @@ def jpeg_compression(key, images, severity):
     return compress(images, at(severity, (80, 65, 58, 50, 40)))
 
 
-def lower_contrast(images: Pixels, factor: ArrayLike) -> Pixels:
+def lower_contrast(images: Pixels, factor: Setting) -> Pixels:
     """Bring all values nearer to the mean of their channel."""
     mean = images.mean((1, 2), keepdims=True)
     return (images - mean) * factor + mean
 
 
-def change_saturation(images: Pixels, factor: ArrayLike, more: ArrayLike) -> Pixels:
+def change_saturation(images: Pixels, factor: Setting, more: Setting) -> Pixels:
     """Make saturation s into factor · s + more, with the hue and value of before.
 
     A colour lacks v·s·f in a channel, where v is its value and f depends on its hue alone. The hue
@@ -123,9 +123,9 @@ def change_saturation(images: Pixels, factor: ArrayLike, more: ArrayLike) -> Pix
 def distort(
     key: PRNGKey,
     images: Pixels,
-    strength: ArrayLike,
-    smoothness: ArrayLike,
-    jitter: ArrayLike,
+    strength: Setting,
+    smoothness: Setting,
+    jitter: Setting,
     reach: int,
 ) -> Pixels:
     """Apply a random affine map, then random displacements smoothed by a Gaussian.
@@ -137,7 +137,7 @@ def distort(
     corner_key, pull_key = jax.random.split(key)
     half = min(height, width) // 3
     corners = np.array([[1, 1], [-1, 1], [-1, -1]]) * half + [height // 2, width // 2]
-    moved = corners + jitter * (2 * uniform(corner_key, (n, 3, 2)) - 1)
+    moved = jitter * (2 * uniform(corner_key, (n, 3, 2)) - 1) + corners
     radius = jnp.floor(3 * jnp.asarray(smoothness, jnp.float32) + 0.5)
     border = functools.partial(reflected, twice=1)
     down, across = (
@@ -146,9 +146,11 @@ def distort(
     pulls = 2 * uniform(pull_key, (n, height, width, 2)) - 1
     pulls = strength * along_rows(across, along_columns(down, pulls))
     pulled = np.arange(height)[:, None] + pulls[..., 0], np.arange(width) + pulls[..., 1]
-    places = jax.tree.map(lambda *both: jnp.stack(both), unmapped(corners, moved, images), pulled)
+    mapped = unmapped(corners, moved, images)
+    rows, columns = (jnp.stack(both) for both in zip(mapped, pulled, strict=True))
     # As a loop, because XLA would compute the first anew for each of the pixels of the second.
-    return lax.scan(lambda x, way: (sample(x, *way), None), images, (*places, jnp.arange(2)))[0]
+    ways = (rows, columns, jnp.arange(2))
+    return lax.scan(lambda x, way: (sample(x, *way), None), images, ways)[0]
 
 
 def unmapped(
@@ -172,15 +174,15 @@ def unmapped(
     )
 
 
-def sample(images: Pixels, rows: Layer, columns: Layer, twice: ArrayLike) -> Pixels:
+def sample(images: Pixels, rows: Layer, columns: Layer, twice: Setting) -> Pixels:
     """Interpolate linearly between the four pixels around each place.
 
-    Images are reflected at the border, with the border pixels `twice` or once.
+    Examples are reflected at the border, with the border pixels `twice` or once.
     """
     _, height, width, _ = images.shape
     each = jnp.arange(len(images))[:, None, None]
     top, left = jnp.floor(rows), jnp.floor(columns)
-    result = 0
+    result = jnp.zeros_like(images)
     for i, row_weight in enumerate((1 - (rows - top), rows - top)):
         for j, column_weight in enumerate((1 - (columns - left), columns - left)):
             row = reflected((top + i).astype(jnp.int32), height, twice)
@@ -189,7 +191,7 @@ def sample(images: Pixels, rows: Layer, columns: Layer, twice: ArrayLike) -> Pix
     return result
 
 
-def coarsen(images: Pixels, scale: ArrayLike) -> Pixels:
+def coarsen(images: Pixels, scale: Setting) -> Pixels:
     """Shrink to a fraction of the size by averages of whole pixels, then enlarge by repeating.
 
     As Pillow's box filter does it: columns first, with results rounded to bytes each time.
@@ -212,7 +214,7 @@ def _boxes(length: int, scale) -> Float32[Array, "length length"]:
     return inside / inside.sum(1, keepdims=True)
 
 
-def compress(images: Pixels, quality: ArrayLike) -> Pixels:
+def compress(images: Pixels, quality: Setting) -> Pixels:
     """Lose what a JPEG file of this quality loses, with chroma at half the resolution (4:2:0).
 
     The steps and roundings are those of libjpeg, which Pillow uses, apart from its cosine transform
@@ -240,11 +242,11 @@ def compress(images: Pixels, quality: ArrayLike) -> Pixels:
 
 def _fixed_point(levels, matrix: np.ndarray, halves: tuple[float, ...]) -> Pixels:
     """Multiply whole numbers by a matrix and round, in integers of 16 binary places."""
-    matrix, halves = (
+    weights, rounding = (
         jnp.asarray(np.round(np.asarray(values) * 2**16), jnp.int32) for values in (matrix, halves)
     )
-    products = jnp.einsum("kc,nhwc->nhwk", matrix, levels.astype(jnp.int32))
-    return ((products + halves) >> 16).astype(jnp.float32)
+    products = jnp.einsum("kc,nhwc->nhwk", weights, levels.astype(jnp.int32))
+    return ((products + rounding) >> 16).astype(jnp.float32)
 
 
 def _steps(table: str, quality) -> jax.Array:

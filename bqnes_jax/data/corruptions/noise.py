@@ -2,9 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
-from bqnes_jax.data.corruptions.common import Pixels, at, corruption, normal, uniform
+from bqnes_jax.data.corruptions.common import Pixels, Setting, at, corruption, normal, uniform
 from bqnes_jax.types import PRNGKey
 
 
@@ -32,24 +31,24 @@ def speckle_noise(key, images, severity):
     return add_speckles(key, images, at(severity, (0.06, 0.10, 0.12, 0.16, 0.20)))
 
 
-def add_noise(key: PRNGKey, images: Pixels, sigma: ArrayLike) -> Pixels:
+def add_noise(key: PRNGKey, images: Pixels, sigma: Setting) -> Pixels:
     """x + σε with ε standard normal."""
     return images + sigma * normal(key, images.shape)
 
 
-def add_speckles(key: PRNGKey, images: Pixels, sigma: ArrayLike) -> Pixels:
+def add_speckles(key: PRNGKey, images: Pixels, sigma: Setting) -> Pixels:
     """x + xσε with ε standard normal."""
     return images + images * sigma * normal(key, images.shape)
 
 
-def add_impulses(key: PRNGKey, images: Pixels, amount: ArrayLike) -> Pixels:
+def add_impulses(key: PRNGKey, images: Pixels, amount: Setting) -> Pixels:
     """Set a fraction of all values to 0 or to 1, as often to the one as to the other."""
     drawn = uniform(key, images.shape)
     images = jnp.where(drawn < amount / 2, 0, images)
     return jnp.where(drawn >= 1 - amount / 2, 1, images)
 
 
-def count_photons(key: PRNGKey, images: Pixels, photons: ArrayLike) -> Pixels:
+def count_photons(key: PRNGKey, images: Pixels, photons: Setting) -> Pixels:
     """Draw k ~ Poisson(x · photons) and return k / photons, for at most 511 photons.
 
     The values are 256 bytes, so one table has all distributions, and a binary search in it turns a

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32
 
 from bqnes_jax.data.corruptions.blur import blur_by_gaussian, blur_by_motion
 from bqnes_jax.data.corruptions.common import (
     Layer,
     Pixels,
+    Setting,
     along_columns,
     along_rows,
     at,
@@ -98,13 +98,13 @@ def spatter(key, images, severity):
 def let_snow(
     key: PRNGKey,
     images: Pixels,
-    mean: ArrayLike,
-    sigma: ArrayLike,
-    size: ArrayLike,
-    threshold: ArrayLike,
-    radius: ArrayLike,
-    smoothness: ArrayLike,
-    clearness: ArrayLike,
+    mean: Setting,
+    sigma: Setting,
+    size: Setting,
+    threshold: Setting,
+    radius: Setting,
+    smoothness: Setting,
+    clearness: Setting,
 ) -> Pixels:
     """Draw normal numbers, enlarge them by `size`, keep those above the threshold, blur by motion.
 
@@ -122,9 +122,7 @@ def let_snow(
     return clearness * images + (1 - clearness) * white + flakes + flakes[:, ::-1, ::-1]
 
 
-def cover_with_frost(
-    key: PRNGKey, images: Pixels, clearness: ArrayLike, amount: ArrayLike
-) -> Pixels:
+def cover_with_frost(key: PRNGKey, images: Pixels, clearness: Setting, amount: Setting) -> Pixels:
     """Return clearness · x + amount · frost."""
     n, height, width, channels = images.shape
     pane_key, light_key, crystal_key = jax.random.split(key, 3)
@@ -159,7 +157,7 @@ def _standardised(layer):
     return centred / jnp.sqrt((centred**2).mean((1, 2), keepdims=True))
 
 
-def add_fog(key: PRNGKey, images: Pixels, amount: ArrayLike, decay: ArrayLike) -> Pixels:
+def add_fog(key: PRNGKey, images: Pixels, amount: Setting, decay: Setting) -> Pixels:
     """Return (x + amount · fog) · m / (m + amount), where m is the largest value of the image."""
     n, height, width, _ = images.shape
     shape = plasma(key, n, max(height, width), decay)[:, :height, :width, None]
@@ -167,7 +165,7 @@ def add_fog(key: PRNGKey, images: Pixels, amount: ArrayLike, decay: ArrayLike) -
     return (images + amount * shape) * largest / (largest + amount)
 
 
-def plasma(key: PRNGKey, n: int, size: int, decay: ArrayLike) -> Float32[Array, "n side side"]:
+def plasma(key: PRNGKey, n: int, size: int, decay: Setting) -> Float32[Array, "n side side"]:
     """Draw fractal landscapes by midpoints of squares and diamonds, on a torus, from 0 to 1.
 
     The side is the power of two that is `size` or more. With each halving of the grid the noise
@@ -193,7 +191,7 @@ def plasma(key: PRNGKey, n: int, size: int, decay: ArrayLike) -> Float32[Array, 
     return grid / grid.max((1, 2), keepdims=True)
 
 
-def brighten(images: Pixels, amount: ArrayLike) -> Pixels:
+def brighten(images: Pixels, amount: Setting) -> Pixels:
     """Raise the value of hue, saturation and value; black becomes grey."""
     value = images.max(-1, keepdims=True)
     raised = jnp.minimum(value + amount, 1)
@@ -203,12 +201,12 @@ def brighten(images: Pixels, amount: ArrayLike) -> Pixels:
 def splash(
     key: PRNGKey,
     images: Pixels,
-    mean: ArrayLike,
-    sigma: ArrayLike,
-    smoothness: ArrayLike,
-    threshold: ArrayLike,
-    strength: ArrayLike,
-    muddy: ArrayLike,
+    mean: Setting,
+    sigma: Setting,
+    smoothness: Setting,
+    threshold: Setting,
+    strength: Setting,
+    muddy: Setting,
     reach: int,
 ) -> Pixels:
     """Add water, or mud if `muddy` is 1, where smoothed noise is above the threshold."""
@@ -252,7 +250,7 @@ def _average(layer):
     return sum(there(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
 
 
-def edges(layer: Layer, low: ArrayLike, high: ArrayLike) -> Bool[Array, "n h w"]:
+def edges(layer: Layer, low: Setting, high: Setting) -> Bool[Array, "n h w"]:
     """Find edges as Canny does: ridges of the gradient above `low` that touch some above `high`."""
     there = neighbours(layer, 1, "edge")
     ahead = (-1, 1), (0, 2), (1, 1)

@@ -8,7 +8,6 @@ the same results, whole.
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bqnes_jax.parallel.hosts import agree, wait_for_all
+
 _AXIS = "members"
-_FOREVER = 2**31 - 1  # milliseconds: 25 days
 _SHARE = 0.5  # of a device's memory: the rest is for data, results and the compiler
+_UNKNOWN_MEMORY = 8 * 2**30  # bytes of a host that does not tell
 _MOST_CORES = 8  # that become devices: each holds the data
 
 Tree = Any
@@ -34,14 +35,16 @@ def use_all_cores() -> None:
     together. It has no effect once JAX is at work, nor with several hosts: theirs must be as many.
     """
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if told or jax.config.jax_num_cpu_devices >= 0 or jax.distributed.is_initialized():
+    if told or jax.config.values["jax_num_cpu_devices"] >= 0 or jax.distributed.is_initialized():
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(RuntimeError):  # it is at work
         jax.config.update("jax_num_cpu_devices", min(cores or 1, _MOST_CORES))
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm] (jaxlib has no stubs)
+) -> Mesh:
     """Put devices into a row; by default all devices of all hosts."""
     return Mesh(np.array(jax.devices() if devices is None else devices), (_AXIS,))
 
@@ -51,10 +54,10 @@ def mesh_for(asked: int | None, mesh: Mesh | None = None) -> Mesh:
     mesh = make_mesh() if mesh is None else mesh
     if asked is None or asked >= mesh.size or jax.process_count() > 1:
         return mesh
-    return make_mesh(mesh.devices[:asked])
+    return make_mesh(list(mesh.devices[:asked]))
 
 
-def spread(function: Callable, mesh: Mesh | None = None, split: int = 1) -> Callable[..., Tree]:
+def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> Callable[..., Tree]:
     """Compile a function so that each device of a mesh does its share of the leading axis.
 
     Args:
@@ -94,14 +97,14 @@ def spread(function: Callable, mesh: Mesh | None = None, split: int = 1) -> Call
         share = -(-count // mesh.size)
         filled = np.minimum(np.arange(share * mesh.size), count - 1)
         members = jax.tree.map(lambda leaf: np.asarray(leaf)[filled], arguments[:split])
-        placed = (place(members, mesh, PartitionSpec(_AXIS)), place(arguments[split:], mesh))
+        placed = (place(members, mesh, spec=PartitionSpec(_AXIS)), place(arguments[split:], mesh))
         results = _gather(*_tried(program, *placed[0], *placed[1]))
         return jax.tree.map(lambda leaf: leaf[:count], results)
 
     return call
 
 
-def place(tree: Tree, mesh: Mesh, spec: PartitionSpec = PartitionSpec()) -> Tree:  # noqa: B008
+def place(tree: Tree, mesh: Mesh, *, spec: PartitionSpec = PartitionSpec()) -> Tree:
     """Put arrays on the devices of a mesh: by default whole on each."""
     sharding = NamedSharding(mesh, spec)
 
@@ -122,7 +125,7 @@ class Chunk:
 
     each: int
 
-    def halve(self, error: jax.errors.JaxRuntimeError) -> None:
+    def halve(self, error: Exception) -> None:
         """Make it half as large and say so; raise the error if it is about something else."""
         if self.each == 1 or not _is_out_of_memory(error):
             raise error
@@ -169,43 +172,19 @@ def device_memory() -> float:
     devices = jax.local_devices()
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:  # a CPU: its devices share the memory of the host
-        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(devices)
+        limit = _host_memory() / len(devices)
     return _SHARE * limit
 
 
-def _is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+def _host_memory() -> int:
+    names = getattr(os, "sysconf_names", {})  # Windows has none
+    if "SC_PHYS_PAGES" not in names:
+        return _UNKNOWN_MEMORY
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
-
-
-def is_first() -> bool:
-    """Tell whether this is the process that writes what all have in common."""
-    return jax.process_index() == 0
-
-
-def own_part(members: Sequence) -> Sequence:
-    """Return those that this process takes care of; all are, by one of them."""
-    return members[jax.process_index() :: jax.process_count()]
-
-
-_meetings = itertools.count()
-
-
-def wait_for_all() -> None:
-    """Return when every process has come here."""
-    if jax.process_count() > 1:
-        import orbax.checkpoint as ocp  # takes a second or two
-
-        # Collectives wait for half a minute only, this for as long as it takes.
-        meet = ocp.multihost.get_barrier_sync_fn()
-        meet(key=f"bqnes-{next(_meetings)}", timeout_ms=_FOREVER)
-
-
-def agree(tree: Tree) -> Tree:
-    """Return what the first process has, on all of them; shapes must be the same."""
-    if jax.process_count() == 1:
-        return tree
-    wait_for_all()
-    return multihost_utils.broadcast_one_to_all(tree)
 
 
 def _tried(program: Callable[..., Tree], *arguments: Tree) -> tuple[Tree, Exception | None]:

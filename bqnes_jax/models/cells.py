@@ -39,6 +39,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import check_choice, check_whole
+from bqnes_jax.identity import SPEED, field
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS, SKIP
 
@@ -70,8 +71,9 @@ class NATSNetworkConfig:
 
     channels: int = 16
     cells: int = 5
+    _: dataclasses.KW_ONLY
     classes: int = 10
-    layout: Literal["auto", "convolution", "patches"] = "auto"
+    layout: Literal["auto", "convolution", "patches"] = field(SPEED, default="auto")
     bfloat16: bool = False
 
     def __post_init__(self):
@@ -131,7 +133,7 @@ class NATSNetwork(nn.Module):
 
 
 def parameter_count(
-    arch: ArrayLike, config: NATSNetworkConfig, input_channels: int = 3
+    arch: ArrayLike, config: NATSNetworkConfig, *, input_channels: int = 3
 ) -> Int[Array, "*batch"]:
     """Count the parameters that architectures use; any leading axes are kept.
 
@@ -146,11 +148,9 @@ def parameter_count(
     stem = 9 * input_channels * c + 2 * c
     reductions = sum(9 * (w // 2 + w) * w + 4 * w + w // 2 * w for w in widths[1:])
     head = 2 * widths[2] + (widths[2] + 1) * config.classes
-    by_edge = {
-        CONV_1X1: sum(w * w + 2 * w for w in widths),
-        CONV_3X3: sum(9 * w * w + 2 * w for w in widths),
-    }
-    edges = sum(jnp.sum(arch == operation, -1) * n for operation, n in by_edge.items())
+    of_1x1 = sum(w * w + 2 * w for w in widths)
+    of_3x3 = sum(9 * w * w + 2 * w for w in widths)
+    edges = jnp.sum(arch == CONV_1X1, -1) * of_1x1 + jnp.sum(arch == CONV_3X3, -1) * of_3x3
     return stem + reductions + head + config.cells * edges
 
 

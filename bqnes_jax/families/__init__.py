@@ -1,0 +1,29 @@
+"""Network families: what turns architectures into predictions."""
+
+from bqnes_jax.families.base import Evaluation, NetworkFamily, Setting, Trainer
+from bqnes_jax.families.cells import CellFamily
+from bqnes_jax.families.flax import from_flax
+from bqnes_jax.families.functions import FunctionFamily, from_functions
+from bqnes_jax.families.registry import Kind, NoOptions, families, find, is_named, register
+from bqnes_jax.families.seeded import SeededFamily, with_seeds
+from bqnes_jax.families.slices import SliceFamily
+
+__all__ = [
+    "CellFamily",
+    "Evaluation",
+    "FunctionFamily",
+    "Kind",
+    "NetworkFamily",
+    "NoOptions",
+    "SeededFamily",
+    "Setting",
+    "SliceFamily",
+    "Trainer",
+    "families",
+    "find",
+    "from_flax",
+    "from_functions",
+    "is_named",
+    "register",
+    "with_seeds",
+]

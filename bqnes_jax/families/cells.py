@@ -1,0 +1,151 @@
+"""Cells of NATS-Bench as a family: each trained on its own, many of them in one program."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int32
+
+from bqnes_jax.data import Split, check_images, normalise
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables
+from bqnes_jax.families.images import as_images, moments_of
+from bqnes_jax.identity import identity
+from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.parallel import make_mesh, spread
+from bqnes_jax.spaces import NATS, Space
+from bqnes_jax.training import (
+    TrainConfig,
+    count_steps,
+    in_batches,
+    population_trainer,
+    unravel_weights,
+)
+
+_BATCH = 256  # images predicted at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class CellFamily:
+    """The networks of the 15,625 cells of NATS-Bench.
+
+    Attributes:
+        config: how each is trained. It has as many classes as the data, whatever is said there.
+        keep: whether to keep what was trained, to predict anew.
+    """
+
+    config: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    keep: bool = True
+
+    name = "nats"
+
+    @property
+    def space(self) -> Space:
+        """All cells."""
+        return NATS
+
+    def check(self, data: Split) -> None:
+        """Refuse what are no images, and a batch larger than the training set."""
+        if self.config.seeds != 1:
+            raise BQNESError(
+                f"train.seeds is {self.config.seeds}; it is for `train_population`: leave it "
+                "at 1, and give seeds (--seeds) to train from several weights."
+            )
+        check_images(data, data.classes)
+        count_steps(self.config, len(data.train.labels))
+
+    def manifest(self, classes: int) -> Mapping[str, object]:
+        """Describe the training."""
+        return identity(self._config(classes))
+
+    def prepare(self, data: Split, setting: Setting) -> Trainer:
+        """Make the one program that trains cells."""
+        config = self._config(data.classes)
+        train_population = population_trainer(data, config, mesh=setting.mesh, asked=setting.asked)
+
+        def train(archs: Int32[np.ndarray, "K length"]) -> Iterator[list[Evaluation]]:
+            for trained, seconds in train_population(jax.random.key(setting.seed), archs):
+                yield [_evaluation(trained, i, seconds) for i in range(len(trained.failed))]
+
+        shared = {"classes": np.array(data.classes), "moments": moments_of(data)}
+        return Trainer(train, shared, together=True)
+
+    def predict(
+        self,
+        shared: Variables,
+        variables: Sequence[Variables],
+        archs: Int32[np.ndarray, "M length"],
+        inputs: ArrayLike,
+    ) -> Float[np.ndarray, "M n classes"]:
+        """Return what cells say about images."""
+        images = as_images(inputs, shared["moments"])
+        network = self._config(int(shared["classes"])).network
+        mesh = make_mesh(jax.local_devices())  # each host may ask for other images
+        return predict_cells(
+            network, np.stack(variables), archs, images, shared["moments"], mesh=mesh
+        )
+
+    def _config(self, classes: int) -> TrainConfig:
+        network = dataclasses.replace(self.config.network, classes=classes)
+        return dataclasses.replace(self.config, network=network, keep_weights=self.keep)
+
+
+def _evaluation(trained, i: int, seconds: float) -> Evaluation:
+    """Return what became of one member of a chunk."""
+    each = seconds / len(trained.failed)
+    if trained.failed[i]:
+        return Evaluation(seconds=each)
+    weights = None if trained.weights is None else trained.weights[i]
+    return Evaluation(
+        trained.valid_log_probs[i],
+        trained.test_log_probs[i],
+        float(trained.train_losses[i, -1]),
+        each,
+        weights,
+        float(trained.train_log_likelihood[i]),
+    )
+
+
+def predict_cells(
+    config: NATSNetworkConfig,
+    weights: Float[ArrayLike, "M w"],
+    archs: Int32[ArrayLike, "M length"],
+    images: ArrayLike,
+    moments: Float[ArrayLike, "2 channels"],
+    *,
+    mesh: Mesh | None = None,
+) -> Float[np.ndarray, "M n classes"]:
+    """Return what M cells of NATS-Bench say, from their weights as vectors.
+
+    Images are divided among the devices of a mesh; by default all.
+    """
+    return np.moveaxis(_program(config, mesh)(images, weights, archs, moments), 1, 0)
+
+
+@functools.cache
+def _program(config: NATSNetworkConfig, mesh: Mesh | None):
+    network = NATSNetwork(config)
+
+    def predict(images, weights, archs, moments):
+        variables = unravel_weights(weights, config, images.shape[1:])
+
+        def of_batch(batch):
+            normalised = normalise(batch, *moments)
+            logits = _of_each(lambda own: network.apply(*own, normalised), (variables, archs))
+            return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
+
+        return in_batches(of_batch, images, _BATCH)
+
+    return spread(predict, mesh)
+
+
+def _of_each(function: Callable, members: tuple):
+    """Apply a function to each member: on CPUs in turn, so that what it works on stays in cache."""
+    in_turn = jax.default_backend() == "cpu"
+    return lax.map(function, members) if in_turn else jax.vmap(function)(members)
