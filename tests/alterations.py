@@ -17,7 +17,7 @@ import zipfile
 
 import numpy as np
 
-from bqnes_jax import records
+from bqnes_jax.storage import records
 
 HUGE = ["0", "-1", "1000000000000", "4294967296", "9" * 18, "9" * 30, "9" * 5000, "1e999"]
 SNIPPETS = {
@@ -76,6 +76,8 @@ VALUES = [
     *("", "a", "1", "clean", "nats", "slimmable", "restack", "float32", "\0", "\ud800", "a" * 5000),
     *([], [[]], [0], [0, 3], [1.0, float("nan")], ["a", 2], [["fog", 1]], [10**400], [[1], [2, 3]]),
     *({}, {"a": {}}, {"seed": 1, "search": {"budget": -1}}, {"images": 3}, [{}], {"": None}),
+    *(["float32", []], ["float32", [3]], ["float64", [10**12]], {"list": {"a": None}}),
+    *({"dict": [None]}, {"tuple": [["uint8", [2]]]}, ["float32", [0, 2**39, 2**39]]),
     functools.reduce(lambda inner, _: [inner], range(40), []),
     functools.reduce(lambda inner, _: {"data": inner}, range(40), {}),
 ]
@@ -273,9 +275,25 @@ def altered_entry(choose, content):
     if isinstance(header, dict) and choose.below(2):
         body = body[: choose.below(len(body) + 1)] + choose.bytes()
         header["sha256"] = hashlib.sha256(body[:42]).hexdigest()
-        header["weights_sha256"] = hashlib.sha256(body[42:]).hexdigest()
+        header["variables_sha256"] = hashlib.sha256(body[42:]).hexdigest()
+    return headed(content[:8], header, body)
+
+
+def altered_tree(choose, content):
+    """Change the header of a tree of arrays, and the checksums with it."""
+    (length,) = struct.unpack("<I", content[8:12])
+    header, body = content[12 : 12 + length], content[12 + length + 32 :]
+    header = altered_json(choose, header)
+    if isinstance(header, dict) and choose.below(2):
+        body = body[: choose.below(len(body) + 1)] + choose.bytes()
+        header["sha256"] = hashlib.sha256(body).hexdigest()
+    return headed(content[:8], header, body)
+
+
+def headed(magic, header, body):
+    """Write what follows a header, whose checksum is right."""
     text = as_json(header)
-    head = content[:8] + struct.pack("<I", len(text)) + text
+    head = magic + struct.pack("<I", len(text)) + text
     return head + hashlib.sha256(head).digest() + body
 
 
@@ -285,7 +303,7 @@ def altered_manifest(choose, content):
     if not isinstance(value, dict):
         return as_json(value)
     if choose.below(2):
-        field = choose.of(["valid_points", "test_points", "classes", "weights"])
+        field = choose.of(["valid_points", "test_points", "classes", "format"])
         value[field] = choose.of([1, 2**20, 2**30, 10**12, 2**62])
     with contextlib.suppress(ValueError):  # NaN
         return signed(value)
@@ -313,6 +331,7 @@ BY_FORM = {
     "npy": altered_npy,
     "npz": altered_npz,
     "entry": altered_entry,
+    "tree": altered_tree,
     "manifest": altered_manifest,
 }
 
@@ -329,6 +348,6 @@ PIECES = [
     as_npz(x=np.zeros((2, 2, 2), np.uint8), y=np.arange(2)),
     pickle.dumps({"data": np.arange(5), "labels": [1, 2]}, 2),
     pickle.dumps([Bomb(), "a", 1.5, (1, 2)], 4),
-    as_json({"config": {"seed": 3, "data": {"split": [1, 2, 0.5]}}, "members": [0, 1]}),
+    as_json({"config": {"seed": 3, "search": {"budget": 5}}, "members": [0, 1]}),
     b"search: {budget: 3}\n- a\n&a [1, 2]\n",
 ]

@@ -13,23 +13,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bqnes_jax import records, robustness, runs, tables
-from bqnes_jax.cli.run import _read_images
-from bqnes_jax.config import PRESETS, configure
-from bqnes_jax.data import Dataset, Images, Split, archives, prepared, read_split
+from bqnes_jax import tables
+from bqnes_jax.cli.run import _read_inputs
+from bqnes_jax.data import Dataset, Examples, Split, archives, prepared, read_split
 from bqnes_jax.data.shifted import published as published_shift
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.files import write_json
+from bqnes_jax.files.trees import write_tree
 from bqnes_jax.nats_bench import Archive, read_results, write_results
 from bqnes_jax.nats_bench.archive import _listed
 from bqnes_jax.nats_bench.results import empty
-from bqnes_jax.runs import Found, Run
-from bqnes_jax.store import Entry, Manifest, Predictions, Store
+from bqnes_jax.runs import Ensemble, Record, Run, configure, make_family, preset_config
+from bqnes_jax.runs.layout import read_config
+from bqnes_jax.runs.record import read_record, write_record
+from bqnes_jax.spaces import NATS
+from bqnes_jax.storage import Entry, Manifest, Predictions, Store, records
+from bqnes_jax.studies import robustness
 from tests import published
 from tests.pictures import images
 
 ARCH = "|none~0|+|none~0|none~1|+|none~0|none~1|none~2|"
-MANIFEST = Manifest("nats", "toy", {"epochs": 3, "rate": 0.5}, 4, 3, 3, weights=5)
+MANIFEST = Manifest("nats", "toy", {"epochs": 3, "rate": 0.5}, 4, 3, 3)
+VARIABLES = {"dense": [np.arange(5.0), None], "norm": (np.ones((2, 3), np.float32), np.array(7))}
 OWN = Dataset("own", 10, images(12, 4), images(10, 4, seed=1))
 
 
@@ -88,14 +93,15 @@ def plain(path, read):
 @kind("run/config.json", "json")
 def of_run_config(folder):
     run = a_run(folder)
-    read = lambda: (runs._read_config(folder), run.versions)  # noqa: E731
+    read = lambda: (read_config(folder), run.versions)  # noqa: E731
     return plain(folder / "config.json", read)
 
 
 @kind("run/search.npz", "npz", 1000)
 def of_search(folder):
-    run, path = a_run(folder), folder / "search.npz"
-    return plain(path, lambda: runs._read_found(path, run.config))
+    a_run(folder)
+    path = folder / "search.npz"
+    return plain(path, lambda: read_record(path, NATS))
 
 
 @kind("run/ensemble.json", "json")
@@ -106,14 +112,13 @@ def of_ensemble(folder):
 @kind("run/robustness.json", "json")
 def of_robustness(folder):
     run = a_run(folder)
-    return plain(folder / "robustness.json", lambda: robustness.load(run))
+    return plain(folder / "robustness.json", lambda: robustness.read_study(run))
 
 
-@kind("run/supernet.npy", "npy")
-def of_shared_weights(folder):
-    a_run(folder)
-    path = folder / "supernet.npy"
-    return plain(path, lambda: runs._read_array(path))
+@kind("run/shared.bqt", "tree")
+def of_shared(folder):
+    run = a_run(folder)
+    return plain(folder / "shared.bqt", run._shared)
 
 
 @kind("run", "npz", 50)
@@ -122,7 +127,7 @@ def of_run(folder):
 
     def read():
         run = Run.load(folder)
-        return run.saved_ensemble().texts, run.store.weights(ARCH, 0)
+        return run.saved_ensemble().texts, run.store.variables(ARCH, 0)
 
     return plain(folder / "search.npz", read)
 
@@ -131,8 +136,8 @@ def read_store(folder):
     store = Store.open(folder)
     store.summaries()
     store.damaged()
-    store.load([ARCH, "failed"], 0)
-    return store.weights(ARCH, 0)
+    store.predictions([ARCH, "failed"], 0)
+    return store.variables(ARCH, 0)
 
 
 @kind("store/manifest.json", "manifest")
@@ -164,14 +169,14 @@ def of_results(folder):
 @kind("images", "npy", 700)
 def of_images(folder):
     path = folder / "x.npy"
-    np.save(path, OWN.test.images)
-    return plain(path, lambda: _read_images(path))
+    np.save(path, OWN.test.inputs)
+    return plain(path, lambda: _read_inputs(path))
 
 
 @kind("data set", "npz", 600)
 def of_data(folder):
     path = folder / "own.npz"
-    arrays = {"x_train": OWN.train.images, "y_train": OWN.train.labels, "x_test": OWN.test.images}
+    arrays = {"x_train": OWN.train.inputs, "y_train": OWN.train.labels, "x_test": OWN.test.inputs}
     arrays |= {"y_test": OWN.test.labels, "classes": np.array(list("abcdefghij"))}
     np.savez_compressed(path, **arrays)
     return plain(path, lambda: archives.read_npz("own", path))
@@ -218,7 +223,7 @@ kind("prepared/records", "bytes", 100)(functools.partial(of_prepared, "*train*")
 def of_pickles(folder):
     """Eleven pickles of two small images each."""
     part = images(2, 16)
-    rows = np.ascontiguousarray(part.images.transpose(0, 3, 1, 2)).reshape(2, -1)
+    rows = np.ascontiguousarray(part.inputs.transpose(0, 3, 1, 2)).reshape(2, -1)
     content = pickle.dumps({"data": rows, "labels": [1, 2], "mean": np.zeros(4)}, 2)
     first, *others = archives.PUBLISHED["imagenet16-120"].checksums
     for name in (first, *others):
@@ -229,7 +234,7 @@ def of_pickles(folder):
 
 def of_idx(folder):
     part = images(3, 28, 1)
-    pixels = struct.pack(">4I", 0x803, *part.images.shape[:3]) + part.images.tobytes()
+    pixels = struct.pack(">4I", 0x803, *part.inputs.shape[:3]) + part.inputs.tobytes()
     labels = struct.pack(">2I", 0x801, len(part.labels)) + part.labels.astype("u1").tobytes()
     for prefix in ("train", "t10k"):
         (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(pixels))
@@ -266,14 +271,14 @@ def of_nats_list(folder):
 @kind("config.yaml", "text", 700)
 def of_yaml(folder):
     path = folder / "c.yaml"
-    path.write_text("seed: 3\nsearch: {budget: 60}\ndata: {split: [20, 0.5, 7]}\n")
+    path.write_text("seed: 3\nfamily: nats\nsearch: {budget: 60}\nsplit: [20, 0.5, 7]\n")
     return plain(path, lambda: configure("tiny", path))
 
 
 @kind("config in JSON", "json", 100)
 def of_config(folder):
     path = folder / "c.json"
-    path.write_text(json.dumps(dataclasses.asdict(PRESETS["tiny"])))
+    path.write_text(json.dumps(dataclasses.asdict(preset_config())))
     return plain(path, lambda: configure("tiny", path))
 
 
@@ -285,27 +290,33 @@ def log_probs(*shape):
 def a_run(folder):
     """Write a run as `search` leaves it, of four candidates."""
     generator = np.random.default_rng(0)
-    found = Found(
+    record = Record(
         archs=generator.integers(0, 5, (4, 6)).astype(np.int32),
         log_likelihoods=np.array([-1.0, np.nan, -3.0, -2.0], np.float32),
         log_probs=log_probs(4, 4, 3)[..., 0],
         scores=np.zeros(4, np.float32),
         gram=np.eye(4, dtype=np.float32),
+        log_prior=np.zeros(4, np.float32),
+        temperature=np.array(7.5, np.float32),
+        rule=np.full(4, 0.25, np.float32),
         counts=np.array([2, 4], np.int32),
+        effective_sizes=np.array([1.5, 2.5], np.float32),
         log_evidence=np.zeros(2, np.float32),
         evidence_sd=np.ones(2, np.float32),
+        statuses=np.array([0, 2], np.int32),
         test_labels=np.array([0, 1, 2], np.int32),
-        image_shape=np.array([2, 2, 1]),
-        moments=np.ones((2, 1), np.float32),
+        input_shape=np.array([2, 2, 1]),
         classes=np.array(3),
     )
-    np.savez_compressed(folder / "search.npz", **found._asdict())
-    config = dataclasses.asdict(PRESETS["tiny"])
-    write_json(folder / "config.json", {"config": config, "versions": {"jax": "0.5"}})
-    np.save(folder / "supernet.npy", np.arange(5, dtype=np.float32))
-    a_store(folder / "store")
-    run = Run(folder, PRESETS["tiny"], found)
-    ensemble = runs.Ensemble(run, "restack", 3, np.array([0, 3]), np.array([0.25, 0.75]))
+    write_record(folder / "search.npz", record)
+    config = preset_config()
+    content = {"config": dataclasses.asdict(config), "versions": {"jax": "0.5"}}
+    write_json(folder / "config.json", content)
+    write_tree(folder / "shared.bqt", VARIABLES)
+    family = make_family(config)
+    a_store(folder / "store", dataclasses.replace(MANIFEST, config=family.manifest(3)))
+    run = Run(folder, config, family, record)
+    ensemble = Ensemble(run, "restack", 3, np.array([0, 3]), np.array([0.25, 0.75]))
     ensemble.save()
     under = robustness.conditions(("fog", "snow"), (1, 3))
     measured = {condition: np.full((2, 3), 0.5) for condition in under}
@@ -314,10 +325,10 @@ def a_run(folder):
     return run
 
 
-def a_store(folder):
-    store = Store.open(folder, MANIFEST)
+def a_store(folder, manifest=MANIFEST):
+    store = Store.open(folder, manifest)
     said = log_probs(7, 3)
-    store.put(Entry(ARCH, 0, "ok", said[:4], said[4:], weights=np.arange(5.0)))
+    store.put(Entry(ARCH, 0, "ok", said[:4], said[4:], variables=VARIABLES))
     store.put(Entry("failed", 0, "failed"))
     return store
 
@@ -325,14 +336,14 @@ def a_store(folder):
 def a_table(path):
     said = log_probs(3, 5, 4)
     numbers = np.full(3, np.nan)
-    stored = Predictions(np.ones(3, bool), said, said, numbers, numbers, numbers, numbers)
-    part = Images(np.zeros((5, 2, 2, 1), np.uint8), np.arange(5, dtype=np.int32) % 4)
-    tables.pack(path, np.array([9504, 777, 1234]), stored, Split(part, part, part))
+    stored = Predictions(np.ones(3, bool), said, said, numbers, numbers, numbers, numbers, numbers)
+    part = Examples(np.zeros((5, 2, 2, 1), np.uint8), np.arange(5, dtype=np.int32) % 4)
+    tables.pack(path, np.array([9504, 777, 1234]), stored, Split(part, part, part, classes=4))
 
 
 def shifted_folder(folder):
     np.save(folder / "labels.npy", np.tile(OWN.test.labels, 5).astype(np.int64))
-    np.save(folder / "fog.npy", np.concatenate([OWN.test.images] * 5))
+    np.save(folder / "fog.npy", np.concatenate([OWN.test.inputs] * 5))
 
 
 def nats_file():

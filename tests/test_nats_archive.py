@@ -173,7 +173,7 @@ class TestRefusals:
         self.refused(archive, "000002.pickle.pbz2 does not exist", number=2)
         says = r"has 5 of 6 architectures, 000002.pickle.pbz2 is not there: .* give --count 2"
         with open_archive(archive) as opened, pytest.raises(BQNESError, match=says):
-            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", 6)
+            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", count=6)
         says = "has 5 of 15,625 architectures"
         with open_archive(archive) as opened, pytest.raises(BQNESError, match=says):
             nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz")
@@ -299,7 +299,7 @@ class TestTable:
 
     def test_it_holds_what_the_archive_says(self, archive, tmp_path):
         with open_archive(archive) as opened:
-            nats_bench.import_archive(opened, "cifar100", tmp_path / "new" / "t.npz", 6)
+            nats_bench.import_archive(opened, "cifar100", tmp_path / "new" / "t.npz", count=6)
         results = read_results(tmp_path / "new" / "t.npz")
         assert results.dataset == "cifar100"
         rows = [numbers_by_text()[text] for text in TEXTS]
@@ -345,20 +345,20 @@ class TestTable:
 
         with open_archive(archive) as opened:
             with pytest.raises(StopError):
-                nats_bench.import_archive(opened, "cifar100", table, 6, report=stop)
+                nats_bench.import_archive(opened, "cifar100", table, count=6, report=stop)
             assert read == [0, 1, 2] and read_results(table).imported.sum() == 3
-            stopped = nats_bench.import_archive(opened, "cifar100", table, 6)
+            stopped = nats_bench.import_archive(opened, "cifar100", table, count=6)
             assert read == [0, 1, 2, 3, 4, 5]
-            again = nats_bench.import_archive(opened, "cifar100", table, 6)
+            again = nats_bench.import_archive(opened, "cifar100", table, count=6)
             assert read == [0, 1, 2, 3, 4, 5]
-            at_once = nats_bench.import_archive(opened, "cifar100", tmp_path / "u.npz", 6)
+            at_once = nats_bench.import_archive(opened, "cifar100", tmp_path / "u.npz", count=6)
             for one in (stopped, again):
                 for a, b in zip(one[1:], at_once[1:], strict=True):
                     np.testing.assert_array_equal(a, b)
             with pytest.raises(BQNESError, match="is of cifar100, and not of cifar10; give anothe"):
-                nats_bench.import_archive(opened, "cifar10", table, 6)
+                nats_bench.import_archive(opened, "cifar10", table, count=6)
             with pytest.raises(BQNESError, match="count is 0; it must be a whole number, from 1"):
-                nats_bench.import_archive(opened, "cifar100", table, 0)
+                nats_bench.import_archive(opened, "cifar100", table, count=0)
 
     def test_what_is_not_a_table_is_refused(self, tmp_path):
         with pytest.raises(BQNESError, match="make it with: bqnes nats import"):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from bqnes_jax import nats_bench
-from bqnes_jax.config import PRESETS, train_config, updated
 from bqnes_jax.data import Dataset, split, write_split
 from bqnes_jax.data.splits import split_indices
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.nats_bench import open_archive
 from bqnes_jax.nats_bench.archive import numbers_by_text
-from bqnes_jax.store import Store
-from bqnes_jax.trainers import cell_trainer
+from bqnes_jax.runs import make_family, preset_config
+from bqnes_jax.storage import Store
+from bqnes_jax.storage.entries import manifest_of
 from tests import published
 from tests.pictures import images
 from tests.test_nats_archive import SEEDS, TEXTS
@@ -29,7 +29,7 @@ DATASET = Dataset("cifar100", 5, images(12, 8, classes=5), images(10, 8, classes
 def said(state, text, part):
     """Return the log-probabilities of a published network, and its mean loss."""
     moments = np.array([[129.3, 124.1, 112.4], [68.2, 65.4, 70.4]])[:, :, None, None]
-    seen = (part.images.transpose(0, 3, 1, 2) - moments[0]) / moments[1]
+    seen = (part.inputs.transpose(0, 3, 1, 2) - moments[0]) / moments[1]
     x = published.logits(state, text, seen)
     x = x - x.max(axis=1, keepdims=True)
     log_probs = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
@@ -86,11 +86,11 @@ class TestNetworks:
         monkeypatch.setattr(nats_bench.Archive, "read", counted)
         with open_archive(published.as_tar(archive)) as opened:
             table = tmp_path / "t.npz"
-            nats_bench.import_archive(opened, "cifar100", table, 2, predictions)
+            nats_bench.import_archive(opened, "cifar100", table, count=2, predictions=predictions)
             assert len(predictions.store.keys()) == 2
-            nats_bench.import_archive(opened, "cifar100", table, 6, predictions)
+            nats_bench.import_archive(opened, "cifar100", table, count=6, predictions=predictions)
             assert read == [0, 1, 2, 3, 4, 5]
-            nats_bench.import_archive(opened, "cifar100", table, 6, predictions)
+            nats_bench.import_archive(opened, "cifar100", table, count=6, predictions=predictions)
             assert read == [0, 1, 2, 3, 4, 5]  # 3 is known to have no training of this seed
         data = predictions.task.data
         assert len(predictions.store.keys()) == 5
@@ -124,7 +124,9 @@ class TestNetworks:
         says = r"000000.pickle.pbz2 is cut short, altered .* larger than its numbers"
         with open_archive(archive) as opened, pytest.raises(BQNESError, match=says):
             target = self.predictions(tmp_path)
-            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", 1, target)
+            nats_bench.import_archive(
+                opened, "cifar100", tmp_path / "t.npz", count=1, predictions=target
+            )
 
     def test_a_network_with_other_losses_than_published_is_not_used(self, tmp_path):
         archive = full(tmp_path / "full", 0.1, [1, 4, 5])
@@ -132,7 +134,7 @@ class TestNetworks:
         with open_archive(archive) as opened:
             for count in (4, 6):  # the second time all that is new is off
                 nats_bench.import_archive(
-                    opened, "cifar100", tmp_path / "t.npz", count, predictions
+                    opened, "cifar100", tmp_path / "t.npz", count=count, predictions=predictions
                 )
         status = [predictions.store.get(text, 888).status for text in TEXTS]
         assert status == ["ok", "failed", "ok", "ok", "failed", "failed"]
@@ -141,7 +143,7 @@ class TestNetworks:
         archive = full(tmp_path / "full")
         (archive / "000002.pickle.pbz2").write_bytes(b"BZh9")
         with open_archive(archive) as opened, pytest.raises(BQNESError, match=r"000002\.pickle"):
-            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", 6)
+            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", count=6)
         imported = nats_bench.read_results(tmp_path / "t.npz").imported
         assert set(np.flatnonzero(imported)) == {numbers_by_text()[text] for text in TEXTS[:2]}
 
@@ -150,7 +152,9 @@ class TestNetworks:
         predictions = self.predictions(tmp_path, seed=888)
         says = "predicts with mean losses of .* published are .* are not the benchmark's"
         with open_archive(archive) as opened, pytest.raises(BQNESError, match=says):
-            nats_bench.import_archive(opened, "cifar100", tmp_path / "t.npz", 6, predictions)
+            nats_bench.import_archive(
+                opened, "cifar100", tmp_path / "t.npz", count=6, predictions=predictions
+            )
         assert predictions.store.keys() == []
 
     def test_what_was_imported_counts_as_trained(self):
@@ -158,11 +162,11 @@ class TestNetworks:
         data = split(DATASET)
         network = NATSNetworkConfig(classes=DATASET.classes)
         task = nats_bench.make_task(DATASET, data, network)
-        paper = train_config(updated(PRESETS["paper"], {"dataset": "cifar100"}), DATASET.classes)
-        assert nats_bench.store_manifest(task) == cell_trainer("cifar100", data, paper).manifest
+        paper = make_family(preset_config("paper", data="cifar100"))
+        assert nats_bench.store_manifest(task) == manifest_of(paper, data)
 
     def test_splits_that_leave_images_out_are_refused(self, tmp_path):
-        write_split(tmp_path / "s.json", split_indices(DATASET, (12, 4, 4), "test"))
+        write_split(tmp_path / "s.json", split_indices(DATASET, (12, 4, 4), valid_from="test"))
         data = split(DATASET, file=tmp_path / "s.json")
         says = "uses 12 of 12 training and 8 of 10 test images, and the benchmark all"
         with pytest.raises(BQNESError, match=says):
@@ -170,4 +174,4 @@ class TestNetworks:
         ten = DATASET._replace(name="cifar10")
         assert nats_bench.make_task(ten, split(ten), NETWORK).dataset == "cifar10"
         with pytest.raises(BQNESError, match="training and 5 of 10 test"):
-            nats_bench.make_task(ten, split(ten, (1.0, 0.5, 0.5), "test"), NETWORK)
+            nats_bench.make_task(ten, split(ten, (1.0, 0.5, 0.5), valid_from="test"), NETWORK)

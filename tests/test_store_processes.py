@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bqnes_jax.store import Key, Store
+from bqnes_jax.storage import Key, Store
 from tests.test_store import MANIFEST, entry, temporary_files
 
 # Nothing here is computed by JAX.
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 SETUP = """
 import os, random, resource, signal, sys, time
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.store import Store
+from bqnes_jax.storage import Store
 from tests.test_store import MANIFEST, entry
 from tests.test_store_processes import BIG
 directory = sys.argv[1]
@@ -73,7 +73,7 @@ def test_killed_writers_lose_at_most_what_they_were_writing(tmp_path):
     held = {key.arch for key in opened.keys()}  # noqa: SIM118
     assert len(reported) > 20 and reported <= held
     assert len(held - reported) <= 20
-    loaded = opened.load(sorted(held), 0)
+    loaded = opened.predictions(sorted(held), 0)
     for arch, row in list(zip(sorted(held), loaded.test_log_probs, strict=True))[::10]:
         expected = entry(arch, manifest=BIG).test_log_probs
         np.testing.assert_allclose(row, expected, rtol=2**-11, atol=2**-25)

@@ -9,16 +9,17 @@ import pytest
 
 from bqnes_jax import algorithms, tables
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.config import PRESETS, load_data
-from bqnes_jax.data import Images, Split
+from bqnes_jax.data import Examples, Split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import log_likelihood
+from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.quadrature import log_posterior
+from bqnes_jax.runs import load_data, preset_config
 from bqnes_jax.spaces import NATS, enumerate_space
-from bqnes_jax.store import Predictions
+from bqnes_jax.storage import Predictions
 from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.tables import choose_different, nb201_proxy, pack, read
+from bqnes_jax.tables import choose_different, nb201_proxy, pack, packed, read
 
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
@@ -81,10 +82,10 @@ def test_a_table_is_packed_and_read(tmp_path):
     rng = np.random.default_rng(0)
     valid, test = (np.log(rng.dirichlet(np.ones(4), (3, n))).astype(np.float32) for n in (7, 5))
     losses = np.zeros(3)
-    stored = Predictions(np.ones(3, bool), valid, test, losses, losses, losses, losses)
+    stored = Predictions(np.ones(3, bool), valid, test, losses, losses, losses, losses, losses)
     images = np.zeros((7, 2, 2, 1), np.uint8)
-    part = Images(images, np.arange(7, dtype=np.int32) % 4)
-    data = Split(part, part, Images(images[:5], part.labels[:5]))
+    part = Examples(images, np.arange(7, dtype=np.int32) % 4)
+    data = Split(part, part, Examples(images[:5], part.labels[:5]), classes=4)
     pack(tmp_path / "t.npz", np.array([9504, 777, 1234]), stored, data)
 
     space, table, labels = read(tmp_path / "t.npz")
@@ -93,8 +94,9 @@ def test_a_table_is_packed_and_read(tmp_path):
     expected = valid[order][:, np.arange(7), part.labels]
     np.testing.assert_allclose(table.log_probs, expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(table.log_likelihoods, expected.sum(axis=1), rtol=1e-3)
-    np.testing.assert_allclose(table.probabilities.sum(axis=2), 1, rtol=1e-5)
-    np.testing.assert_allclose(table.probabilities, np.exp(test[order]), atol=0.02)
+    said = np.exp(table.test_log_probs)
+    np.testing.assert_allclose(said.sum(axis=2), 1, rtol=1e-5)
+    np.testing.assert_allclose(said, np.exp(test[order]), atol=0.02)
     right = (valid.argmax(2) == part.labels).mean(axis=1)
     np.testing.assert_allclose(table.accuracies, right[order])
     np.testing.assert_array_equal(labels, part.labels[:5])
@@ -118,12 +120,21 @@ def test_what_is_not_a_table_is_refused(tmp_path):
 
 
 def test_rounding_is_finest_where_it_is_certain():
-    log_probs = np.log(np.array([1.0, 0.99, 0.5, 0.1, 1e-3, 1e-12]))
-    back = tables._expanded(tables._rounded(log_probs, np.uint8))
-    np.testing.assert_allclose(back[:5], log_probs[:5], rtol=0.06, atol=2e-3)
-    assert back[5] == -20
-    fine = tables._expanded(tables._rounded(log_probs, np.uint16))
-    np.testing.assert_allclose(fine[:5], log_probs[:5], rtol=1e-3, atol=1e-4)
+    log_probs = np.array([0.0, -1e-3, -0.01, -0.7, -2.3, -7, -28, -500, -60_000, -2e5, -np.inf])
+    back = packed._expanded(packed._rounded(log_probs, np.uint8))
+    np.testing.assert_allclose(back[:5], log_probs[:5], rtol=0.03, atol=1e-3)
+    np.testing.assert_allclose(back[5:8], log_probs[5:8], rtol=0.05)
+    fine = packed._expanded(packed._rounded(log_probs, np.uint16))
+    np.testing.assert_allclose(fine, log_probs, rtol=0.01, atol=1e-6)
+    assert back[0] == fine[0] == 0 and np.isneginf([back[-1], fine[-1]]).all()
+    assert np.isfinite(back[:-1]).all(), "only a probability of 0 becomes one"
+    assert np.isfinite(packed._expanded(packed._rounded(np.array([-1e30]), np.uint8)))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_every_step_is_itself_again(dtype):
+    steps = np.arange(np.iinfo(dtype).max + 1, dtype=dtype)
+    np.testing.assert_array_equal(packed._rounded(packed._expanded(steps), dtype), steps)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -143,19 +154,19 @@ def test_architectures_are_chosen_to_be_different():
 class TestDigits:
     def test_what_it_holds(self):
         space, table, labels = tables.load("digits")
-        assert (
-            Path(tables.__file__).with_name("results").joinpath("digits.npz").stat().st_size < 8e6
-        )
-        assert space.size == 1024 and table.probabilities.shape == (1024, 600, 10)
+        assert Path(tables.__file__).with_name("digits.npz").stat().st_size < 8e6
+        assert space.size == 1024 and table.test_log_probs.shape == (1024, 600, 10)
         features = np.asarray(WL(NATS).features(NATS.from_index(np.array(space.numbers))))
         assert len(np.unique(features, axis=0)) == 1024
         assert sorted(choose_different(1024, 64)) == list(space.numbers)
-        _, data = load_data(PRESETS["tiny"])
+        data = load_data(preset_config("tiny"))
         np.testing.assert_array_equal(labels, data.test.labels)
+        clipped = float(table.test_log_probs.min())
+        np.testing.assert_allclose(clipped, -20, atol=0.01, err_msg="when it was written")
 
     def test_its_networks_are_different_and_leave_room(self):
         _, table, labels = tables.load("digits")
-        test = np.asarray(table.probabilities.argmax(-1) == labels).mean(axis=1)
+        test = np.asarray(table.test_log_probs.argmax(-1) == labels).mean(axis=1)
         valid = np.asarray(table.accuracies)
         assert test.max() < 0.98 and np.quantile(test, 0.05) < 0.93 < np.median(test) < 0.96
         assert np.corrcoef(test[test > 0.5], valid[test > 0.5])[0, 1] > 0.5
@@ -165,13 +176,15 @@ class TestDigits:
         space, table, labels = tables.load("digits")
         run = algorithms.make("BQ-S", space, 5, config=SearchConfig(budget=60, batch=10))
         result = run(jax.random.key(0), tables.evaluator(table, space))
-        members = table.probabilities[space.index(result.archs)]
-        mixture = jnp.einsum("m,mnc->nc", result.weights, members)
-        best_of_all = table.probabilities[jnp.argmax(table.log_likelihoods)]
-        assert log_likelihood(mixture, labels) > log_likelihood(best_of_all, labels)
+        members = table.test_log_probs[space.index(result.archs)]
+        mixture = ensemble_log_probabilities(result.weights, members)
         found = result.history
-        best = table.probabilities[space.index(found.archs[found.best_index])]
-        assert log_likelihood(mixture, labels) > log_likelihood(best, labels) + 5
+        best_of_all = table.test_log_probs[jnp.argmax(table.log_likelihoods)]
+        best = table.test_log_probs[space.index(found.archs[found.best_index])]
+        ours, all_, single = (
+            log_likelihood(one, labels, log=True) for one in (mixture, best_of_all, best)
+        )
+        assert ours > all_ and ours > single + 5
 
     def test_another_name_is_refused(self):
         with pytest.raises(BQNESError, match="table is 'mnist'; allowed are 'digits'"):

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.store import DamagedEntryWarning
-from tests.alterations import Bomb, Choices, altered, npy, signed, unzipped, zipped
+from bqnes_jax.storage import DamagedEntryWarning
+from tests.alterations import Bomb, Choices, altered, headed, npy, signed, unzipped, zipped
 from tests.loaders import KINDS
 
 # Nothing here is computed by JAX.
@@ -113,12 +113,18 @@ def claims(form, content):
                 yield zipped({**members, name: claim})
     elif form == "manifest":
         manifest = json.loads(content)
-        for name in ("valid_points", "test_points", "classes", "weights"):
+        for name in ("valid_points", "test_points", "classes"):
             for number in (2**28, 2**30, 10**12, 10**400):
                 yield signed({**manifest, name: number})
-    elif form == "entry":
+    elif form in ("entry", "tree"):
         yield content[:8] + b"\xff" * 4 + content[12:]
         yield content[:8] + b"\xff\xff\x0f\x00" + content[12:]
+        (length,) = struct.unpack("<I", content[8:12])
+        header, body = json.loads(content[12 : 12 + length]), content[12 + length + 32 :]
+        field = {"entry": "variables", "tree": "tree"}[form]
+        for shape in ([2**28], [2**30], [10**12], [10**400], [2**39] * 4, [0, 2**39, 2**39]):
+            for described in (["float64", shape], {"list": [["uint8", shape]] * 3}):
+                yield headed(content[:8], {**header, field: described}, body)
     elif form == "pickle":
         for code in (b"\x8e", b"\x8d", b"\x96", b"\x95"):  # bytes, text, bytearray, frame
             yield b"\x80\x05" + code + struct.pack("<Q", 2**36)

@@ -14,7 +14,7 @@ import itertools
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -217,7 +217,9 @@ def _open_tar(path: Path, stack: contextlib.ExitStack) -> Archive:
     def open_file(name: str) -> io.BufferedIOBase:
         if name not in members:
             raise FileNotFoundError(name)
-        return tar.extractfile(members[name])
+        file = tar.extractfile(members[name])
+        assert isinstance(file, io.BufferedIOBase)  # the members are files
+        return file
 
     return Archive(path, (), open_file, frozenset(members))
 
@@ -226,16 +228,16 @@ def _listed(archive: Archive) -> tuple[str, ...]:
     """Read the list of architectures, and check that it is the list of the space."""
     meta = _unpickled(archive, _META)
     archs = meta.get("meta_archs") if isinstance(meta, dict) else None
-    texts = isinstance(archs, list) and all(isinstance(arch, str) for arch in archs)
-    if not texts or sorted(archs) != sorted(numbers_by_text()):
+    texts = archs if isinstance(archs, list) and all(isinstance(a, str) for a in archs) else []
+    if sorted(texts) != sorted(numbers_by_text()):
         raise BQNESError(
             f"{archive.path / _META} does not list the 15,625 architectures of the topology space, "
             f"each once: it is of another benchmark; {_GET}."
         )
-    return tuple(archs)
+    return tuple(texts)
 
 
-def _unpickled(archive: Archive, name: str) -> object:
+def _unpickled(archive: Archive, name: str) -> Any:
     with (
         damaged_means_refused(archive.path / name),
         archive.open_file(name) as compressed,

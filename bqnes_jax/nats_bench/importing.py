@@ -11,9 +11,9 @@ from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.nats_bench.archive import DATASETS, SEEDS, Archive, numbers_by_text
 from bqnes_jax.nats_bench.networks import Network, Task, predict_published
 from bqnes_jax.nats_bench.results import Results, empty, read_results, record, write_results
-from bqnes_jax.records import FAILED
 from bqnes_jax.spaces import NATS
-from bqnes_jax.store import Store
+from bqnes_jax.storage import Store
+from bqnes_jax.storage.records import FAILED
 
 _SAVE_EVERY = 10.0  # seconds
 _AT_ONCE = 4  # networks that predict together: twice as fast as one by one on a CPU
@@ -44,6 +44,7 @@ def import_archive(
     archive: Archive,
     dataset: str,
     table: Path,
+    *,
     count: int = NATS.size,
     predictions: Destination | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
@@ -69,15 +70,16 @@ def import_archive(
     try:
         for number, text in enumerate(archive.archs[:count]):
             row = numbers_by_text()[text]
-            predict = predictions is not None and predictions.wants(results, row, text)
-            if predict or not results.imported[row]:
+            to = predictions if predictions and predictions.wants(results, row, text) else None
+            if to or not results.imported[row]:
                 trainings = archive.read(number, dataset)
                 record(results, row, trainings)
-                if predict and predictions.seed in trainings:
-                    training = trainings[predictions.seed]
+                if to and to.seed in trainings:
+                    training = trainings[to.seed]
                     arch = np.asarray(NATS.from_index(row))
                     waiting.append(Network(arch, archive.weights(number, training), training))
-            if len(waiting) == _AT_ONCE or (waiting and number == count - 1):
+            enough = _AT_ONCE if number < count - 1 else 1
+            if predictions and len(waiting) >= enough:
                 _predict(predictions, waiting)
                 waiting.clear()
             if perf_counter() - saved > _SAVE_EVERY:

@@ -11,13 +11,13 @@ from jaxtyping import Int
 
 from bqnes_jax.data import Dataset, Split
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.families.cells import CellFamily, predict_cells
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.models.torch_weights import from_published
 from bqnes_jax.nats_bench.archive import DATASETS, Training
-from bqnes_jax.prediction import predict_cells
-from bqnes_jax.records import FAILED, OK, Entry, Manifest
 from bqnes_jax.spaces import NATS
-from bqnes_jax.trainers import manifest_of, mean_loss
+from bqnes_jax.storage import FAILED, OK, Entry, Manifest
+from bqnes_jax.storage.entries import manifest_of, mean_loss
 from bqnes_jax.training import TrainConfig
 
 _TOLERANCE = 0.02  # of a mean loss; a wrong image, channel or weight shows in tenths
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 def make_task(dataset: Dataset, data: Split, network: NATSNetworkConfig) -> Task:
     """Refuse images that published losses are not of, before anything is read."""
     cut_from_test = DATASETS[dataset.name].test == "x-test"
-    train, valid, test = (len(part.labels) for part in data)
+    train, valid, test = (len(part.labels) for part in data.parts.values())
     used = (train, valid + test) if cut_from_test else (train + valid, test)
     whole = (len(dataset.train.labels), len(dataset.test.labels))
     if used != whole:
@@ -57,8 +57,7 @@ def store_manifest(task: Task) -> Manifest:
     It is that of networks which are trained here by the benchmark's recipe, the default one, on the
     same images: what was imported counts as trained.
     """
-    config = TrainConfig(task.network)
-    return manifest_of(NATS.name, task.dataset, task.data, config, "float16", 0)
+    return manifest_of(CellFamily(TrainConfig(task.network)), task.data)
 
 
 class Network(NamedTuple):
@@ -74,7 +73,7 @@ def predict_published(task: Task, networks: Sequence[Network], seed: int) -> lis
 
     One whose mean loss is not what was published of it is marked as failed, so that none uses it.
     """
-    published, (_, valid, test) = DATASETS[task.dataset], task.data
+    published, valid, test = DATASETS[task.dataset], task.data.valid, task.data.test
     archs = np.stack([network.arch for network in networks])
     vectors = np.stack(
         [
@@ -83,7 +82,7 @@ def predict_published(task: Task, networks: Sequence[Network], seed: int) -> lis
         ]
     )
     moments = jnp.asarray([published.mean, published.deviation], jnp.float32) / 255
-    images = np.concatenate([valid.images, test.images])
+    images = np.concatenate([valid.inputs, test.inputs])
     log_probs = jax.device_get(
         predict_cells(task.network, vectors, jnp.asarray(archs), images, moments)
     )

@@ -4,11 +4,11 @@ import io
 import math
 import pickle
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bqnes_jax.unpickling import NumberType, Unpickler
+from bqnes_jax.files.unpickling import NumberType, Unpickler
 
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of PyTorch's format before 1.6
 
@@ -35,7 +35,7 @@ class Tensor(NamedTuple):
         return numbers[self.offset : self.offset + size].reshape(self.shape)
 
 
-def unpickle(file: io.BufferedIOBase) -> object:
+def unpickle(file: io.BufferedIOBase) -> Any:
     """Read the one object of a file."""
     return _Unpickler.read(file)
 
@@ -59,13 +59,13 @@ class _Bytes(NamedTuple):
         return np.frombuffer(file.read(), dtype, size)
 
 
-def _number(kind: object, content: object) -> float | int:
+def _number(kind: object, content: Any) -> float | int:
     if not isinstance(kind, NumberType):
         raise pickle.UnpicklingError("it holds a number without a type")
     return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 
-def _tensor(storage: object, offset: object, shape: object, strides: object, *_: object) -> Tensor:
+def _tensor(storage: object, offset: Any, shape: Any, strides: Any, *_: object) -> Tensor:
     if not isinstance(storage, _Bytes):
         raise pickle.UnpicklingError("it holds a tensor without numbers")
     return Tensor(storage, offset, tuple(shape), tuple(strides))
@@ -92,6 +92,6 @@ class _StorageUnpickler(Unpickler):
         ("torch", "LongStorage"): np.dtype("<i8"),
     }
 
-    def persistent_load(self, description: tuple) -> object:
-        kind, dtype, *_ = description
+    def persistent_load(self, pid: tuple) -> object:
+        kind, dtype, *_ = pid
         return dtype if kind == "storage" else None

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from bqnes_jax.arrays import read_arrays
 from bqnes_jax.files import damaged_means_refused, write_whole, writing
+from bqnes_jax.files.arrays import read_arrays
 from bqnes_jax.nats_bench.archive import DATASETS, SEEDS, Training
 from bqnes_jax.spaces import NATS
 from bqnes_jax.surrogates import TEMPERATURE
@@ -101,10 +101,10 @@ def figures(results: Results) -> Figures:
 
 def agree(found: Figures, published: Figures) -> tuple[bool, bool]:
     """Tell which of the figures are the published ones, to their last digit."""
-    close = (
+    evidence, accuracy = (
         abs(a - b) <= rounding for a, b, rounding in zip(found, published, _ROUNDING, strict=True)
     )
-    return tuple(close)
+    return evidence, accuracy
 
 
 def read_results(path: Path) -> Results:
@@ -112,8 +112,8 @@ def read_results(path: Path) -> Results:
     with damaged_means_refused(
         path,
         "is not a table of NATS-Bench, or damaged",
-        "remove it and make it again with: bqnes nats import",
-        "is not there; make it with: bqnes nats import",
+        remedy="remove it and make it again with: bqnes nats import",
+        absent="is not there; make it with: bqnes nats import",
     ):
         results = read_arrays(path, Results)
         if results.dataset not in DATASETS:

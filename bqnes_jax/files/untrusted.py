@@ -1,50 +1,17 @@
-"""Files that are there whole or not at all, and files that are not trusted."""
+"""Readers of files that are not trusted: sizes and depths are checked before memory is used."""
 
 import contextlib
-import errno
-import fcntl
 import io
 import json
-import os
-import secrets
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bqnes_jax.errors import BQNESError
-
-TEMPORARY = ".tmp"
 
 _TEXT_LIMIT = 1 << 26  # bytes; the places of a million images take a tenth
 _LEVELS = 32  # how deep lists and dicts may be nested; ours are five deep
 _SMALL, _RATIO = 1 << 28, 100  # what any file may unpack to: bytes, and times its own size
-
-
-def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
-    """Write a file whole or not at all, and have it on the disk when this returns."""
-    name = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY}")
-    try:
-        with name.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            os.replace(name, path)
-        else:
-            with contextlib.suppress(FileExistsError):  # another was first: the caller compares
-                os.link(name, path)
-    finally:
-        name.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the name is on the disk when the folder is
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write JSON for people to read, too."""
-    write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path, what: str) -> dict:
@@ -60,7 +27,7 @@ def read_json(path: Path, what: str) -> dict:
     return content
 
 
-def load_json(path: Path) -> object:
+def load_json(path: Path) -> Any:
     """Read any JSON; ValueError if it is none, or not plain."""
     try:
         content = json.loads(read_small(path))
@@ -116,6 +83,7 @@ def read_at_most(file: io.BufferedIOBase, limit: int) -> bytes:
 def damaged_means_refused(
     path: Path,
     damaged: str = "is cut short, altered or in another format",
+    *,
     remedy: str = "get it again.",
     absent: str = "does not exist.",
 ) -> Iterator[None]:
@@ -129,37 +97,3 @@ def damaged_means_refused(
     except Exception as error:  # gzip, tar, zip, pickle, protobuf, Riegeli: there is no list
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise BQNESError(f"{path} {damaged} ({reason}); {remedy}") from error
-
-
-@contextlib.contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
-    """Refuse to do what another process is doing; the system lets go when a process ends."""
-    with writing(what):
-        file = path.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BQNESError(
-                f"{what} is at work in another process; wait for it, or choose another directory."
-            ) from None
-        except OSError as error:  # some network disks have no locks
-            warnings.warn(
-                f"{what} cannot be locked ({error.strerror}); let no other process use it.",
-                stacklevel=3,
-            )
-        yield
-
-
-@contextlib.contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turn what the system says about writing into one sentence."""
-    remedies = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota"}
-    try:
-        yield
-    except OSError as error:
-        remedy = remedies.get(error.errno, "choose a directory that can be written")
-        raise BQNESError(
-            f"{what} cannot be written ({error.strerror}); what was stored before is intact: "
-            f"{remedy} and run again."
-        ) from None

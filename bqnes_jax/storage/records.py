@@ -3,36 +3,39 @@
 An entry is
 
     magic (8 bytes) | length of header (4) | header, JSON | sha256 of all before
-    | log-probabilities | weights
+    | log-probabilities | variables
 
-where the header holds the sha256 of each of the two, so that a listing reads headers only.
+where the header describes the variables and holds the sha256 of each of the two, so that a listing
+reads headers only.
 """
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
-from bqnes_jax.files import load_json
+from bqnes_jax.files import load_json, trees
+from bqnes_jax.files.trees import Tree
+from bqnes_jax.identity import canonical, digest, first_difference
 
-FORMAT = 1
+FORMAT = 2
 OK, FAILED = "ok", "failed"
 
 _MAGIC = b"BQNES\x00\r\n"  # a transfer that translates line ends or drops zeros shows at once
 _HEADER_LIMIT = 1 << 20
 _NUMBERS_LIMIT = 1 << 30  # in an entry: 4 GB; a million points of a thousand classes fit
 _DIGEST = hashlib.sha256().digest_size
-_WEIGHT = np.dtype("<f4")
-_NUMBERS = ("train_loss", "valid_loss", "test_loss", "seconds")
+NUMBERS = ("train_loss", "valid_loss", "test_loss", "seconds", "train_log_likelihood")
 
 
 class DamagedError(Exception):
@@ -59,7 +62,10 @@ class Entry(NamedTuple):
         valid_loss: mean loss on the validation points, before log-probabilities were rounded.
         test_loss: mean loss on the test points, likewise.
         seconds: wall time of the training.
-        weights: everything that was trained, as one vector; None where it is not kept.
+        variables: everything that was trained, as a tree of arrays (`files.trees`); None where
+            it is not kept.
+        train_log_likelihood: of the labels of the training points, summed; NaN where it is not
+            known, as in entries that were written before it was kept.
     """
 
     arch: str
@@ -71,7 +77,8 @@ class Entry(NamedTuple):
     valid_loss: float = math.nan
     test_loss: float = math.nan
     seconds: float = math.nan
-    weights: Float[np.ndarray, " w"] | None = None
+    variables: Tree = None
+    train_log_likelihood: float = math.nan
 
     @property
     def key(self) -> Key:
@@ -91,7 +98,6 @@ class Manifest:
         test_points: how many test points are predicted.
         classes: how many classes a prediction has.
         dtype: "float16" (half the disk, log-probabilities to a relative 2⁻¹¹) or "float32".
-        weights: how many numbers a trained network consists of, kept as float32; 0 to keep none.
 
     Example:
         >>> manifest = Manifest("nats", "digits", {"epochs": 3}, 300, 300, 10)
@@ -105,8 +111,8 @@ class Manifest:
     valid_points: int
     test_points: int
     classes: int
+    _: dataclasses.KW_ONLY
     dtype: str = "float16"
-    weights: int = 0
 
     def __post_init__(self):
         for field in ("space", "dataset"):
@@ -115,7 +121,6 @@ class Manifest:
                 raise BQNESError(f"{field} is {value!r}; it must be a name.")
         for field in ("valid_points", "test_points", "classes"):
             check_whole(field, getattr(self, field), 1)
-        check_whole("weights", self.weights, 0, _NUMBERS_LIMIT)
         if (self.valid_points + self.test_points) * self.classes > _NUMBERS_LIMIT:
             raise BQNESError(
                 f"{self.valid_points + self.test_points:,} points of {self.classes:,} classes are "
@@ -127,12 +132,12 @@ class Manifest:
     @property
     def config_hash(self) -> str:
         """The sha256 of the training config, independent of the order of its fields."""
-        return hashlib.sha256(canonical(self.config)).hexdigest()
+        return digest(self.config)
 
     @property
     def fingerprint(self) -> str:
         """The sha256 of everything in the manifest; each entry carries it."""
-        return hashlib.sha256(canonical(self.content())).hexdigest()
+        return digest(self.content())
 
     def content(self) -> dict[str, object]:
         """Return the fields and the version of the format."""
@@ -148,25 +153,32 @@ def encode(entry: Entry, manifest: Manifest) -> bytes:
     check_choice("status", entry.status, (OK, FAILED))
     ok = entry.status == OK
     predictions = b"".join(_rounded(entry, manifest)) if ok else b""
-    weights = _weights(entry, manifest) if ok else b""
+    kept = _kept(entry) if ok else None
+    variables = trees.to_bytes(kept)
     header = {
         "arch": entry.arch,
         "seed": int(entry.seed),
         "status": entry.status,
         "store": manifest.fingerprint,
         "sha256": hashlib.sha256(predictions).hexdigest(),
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        **{name: _number(getattr(entry, name)) for name in _NUMBERS},
+        "variables": trees.describe(kept),
+        "variables_sha256": hashlib.sha256(variables).hexdigest(),
+        **{name: _number(getattr(entry, name)) for name in NUMBERS},
     }
     text = canonical(header)
+    if len(text) > _HEADER_LIMIT:
+        raise BQNESError(
+            f"the name and the variables of {entry.arch[:40]!r} take {len(text):,} bytes to "
+            f"describe; {_HEADER_LIMIT:,} is the most: put variables into fewer arrays."
+        )
     head = _MAGIC + struct.pack("<I", len(text)) + text
-    return head + hashlib.sha256(head).digest() + predictions + weights
+    return head + hashlib.sha256(head).digest() + predictions + variables
 
 
-Part = Literal["header", "predictions", "weights"]
+Part = Literal["header", "predictions", "variables"]
 
 
-def decode(file: BinaryIO, manifest: Manifest, part: Part = "predictions") -> Entry:
+def decode(file: io.BufferedReader, manifest: Manifest, *, part: Part = "predictions") -> Entry:
     """Read the header of an entry and one part of the rest, or raise `DamagedError`.
 
     What the file claims about itself is compared with its size before memory is set aside.
@@ -179,29 +191,30 @@ def decode(file: BinaryIO, manifest: Manifest, part: Part = "predictions") -> En
     ok = entry.status == OK
     rows = manifest.valid_points + manifest.test_points if ok else 0
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
-    numbers = manifest.weights if ok else 0
     of_predictions = rows * manifest.classes * dtype.itemsize
-    expected = of_predictions + numbers * _WEIGHT.itemsize
+    of_variables = _size_of_variables(header) if ok else 0
+    expected = of_predictions + of_variables
     if size - start != expected:
         raise DamagedError(
-            f"holds {size - start:,} bytes of predictions and weights instead of {expected:,}"
+            f"holds {size - start:,} bytes of predictions and variables instead of {expected:,}"
         )
     if part == "header" or not ok:
         return entry
-    if part == "weights":
+    if part == "variables":
         file.seek(of_predictions, os.SEEK_CUR)
-        weights = np.empty(numbers, _WEIGHT)
-        _fill(weights, file, header["weights_sha256"], part)
-        return entry._replace(weights=weights)
+        content = np.empty(of_variables, np.uint8)
+        _fill(content, file, header["variables_sha256"], part)
+        tree = trees.from_bytes(header.get("variables"), content.tobytes())
+        return entry._replace(variables=tree)
     predictions = np.empty((rows, manifest.classes), dtype)
     _fill(predictions, file, header["sha256"], part)
     valid, test = np.split(predictions, [manifest.valid_points])
     return entry._replace(valid_log_probs=valid, test_log_probs=test)
 
 
-def _fill(array: np.ndarray, file: BinaryIO, sha256: str, part: Part) -> None:
-    file.readinto(array)
-    if hashlib.sha256(array).hexdigest() != sha256:
+def _fill(array: np.ndarray, file: io.BufferedReader, sha256: str, part: Part) -> None:
+    file.readinto(array.data)
+    if hashlib.sha256(array.data).hexdigest() != sha256:
         raise DamagedError(f"has been altered: the checksum of its {part} differs")
 
 
@@ -244,16 +257,11 @@ def check_same(directory: Path, there: Manifest, here: Manifest) -> None:
         if old == new:
             continue
         if name == "config":
-            name, old, new = _first_difference(old, new)
+            name, old, new = first_difference(old, new, prefix="config.")  # type: ignore[misc]
         raise BQNESError(
             f"store {directory} was made with {name} = {old!r}, not {new!r}; use another directory "
             f"for this one, or the same {name}."
         )
-
-
-def canonical(content: object) -> bytes:
-    """Write JSON in one way only, so that equal contents have equal hashes."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _rounded(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
@@ -276,18 +284,27 @@ def _rounded(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
         yield np.clip(array, np.finfo(dtype).min, 0).astype(dtype).tobytes()
 
 
-def _weights(entry: Entry, manifest: Manifest) -> bytes:
-    if not manifest.weights:
-        return b""
-    label = f"weights of {entry.arch!r}"
-    if entry.weights is None:
-        raise BQNESError(f"{label} are missing; this store keeps those of every network.")
-    array = np.asarray(entry.weights)
-    check_shape(label, array, (manifest.weights,))
-    return array.astype(_WEIGHT).tobytes()
+def _kept(entry: Entry) -> Tree:
+    try:
+        return trees.as_tree(entry.variables)
+    except TypeError as error:
+        raise BQNESError(
+            f"variables of {entry.arch!r} cannot be kept ({error}); they must be dicts, lists and "
+            "tuples of arrays."
+        ) from None
 
 
-def _read_header(file: BinaryIO, size: int) -> tuple[dict, int]:
+def _size_of_variables(header: dict) -> int:
+    try:
+        size = trees.size_of(header.get("variables"))
+    except ValueError as error:
+        raise DamagedError(f"has a header with variables that cannot be: {error}") from None
+    if size > 4 * _NUMBERS_LIMIT:
+        raise DamagedError(f"claims {size:,} bytes of variables")
+    return size
+
+
+def _read_header(file: io.BufferedReader, size: int) -> tuple[dict, int]:
     """Return the header and where the predictions start."""
     start = len(_MAGIC) + 4
     head = file.read(start)
@@ -311,19 +328,18 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict, int]:
 def _entry(header: dict) -> Entry:
     """Read a header whose checksum is right; another program may still have meant another thing."""
     arch, seed, status = (header.get(name) for name in ("arch", "seed", "status"))
-    numbers = {name: header.get(name) for name in _NUMBERS}
-    well_formed = (
+    numbers = {name: header.get(name) for name in NUMBERS}
+    if not (
         isinstance(arch, str)
         and type(seed) is int
         and status in (OK, FAILED)
         and isinstance(header.get("sha256"), str)
-        and isinstance(header.get("weights_sha256"), str)
+        and isinstance(header.get("variables_sha256"), str)
         and all(number is None or type(number) is float for number in numbers.values())
-    )
-    if not well_formed:
+    ):
         raise DamagedError("has a header with other fields than an entry")
     values = {name: math.nan if number is None else number for name, number in numbers.items()}
-    return Entry(arch, seed, status, **values)
+    return Entry(arch, seed, status)._replace(**values)
 
 
 def _number(value: float) -> float | None:
@@ -340,11 +356,3 @@ def _plain(config: object) -> object:
         return json.loads(canonical(dict(config)))
     except (TypeError, ValueError) as error:
         raise BQNESError(f"config cannot be written as JSON ({error}): {config!r}.") from None
-
-
-def _first_difference(old: dict, new: dict, prefix: str = "config") -> tuple[str, object, object]:
-    name = min(name for name in {*old, *new} if old.get(name, ...) != new.get(name, ...))
-    a, b = old.get(name, "(absent)"), new.get(name, "(absent)")
-    if isinstance(a, dict) and isinstance(b, dict):
-        return _first_difference(a, b, f"{prefix}.{name}")
-    return f"{prefix}.{name}", a, b

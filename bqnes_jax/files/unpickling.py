@@ -6,6 +6,8 @@ is refused; and only what is made for it (`Stateful`) can be set to something af
 
 import io
 import pickle
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +20,7 @@ _LIMIT = 1 << 29  # bytes; the largest published file has a third
 class Stateful:
     """What a pickle may give a state to; nothing is done with it until it is asked for."""
 
-    state: object = None
+    state: Any = None
 
 
 class NumberType(Stateful):
@@ -41,14 +43,15 @@ class NumberType(Stateful):
 class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes of memory
     """Reads what is admitted, by module and name, and refuses everything else."""
 
-    admitted: dict[tuple[str, str], object] = {}  # noqa: RUF012
+    admitted: ClassVar[dict[tuple[str, str], object]] = {}
     reads = "file"  # in the error
+    stack: list[Any]  # of pickle, which does not declare it
 
     @classmethod
-    def read(cls, file: io.BufferedIOBase, **options: str) -> object:
+    def read(cls, file: io.BufferedIOBase, encoding: str = "ASCII") -> Any:
         """Read the one object of a file."""
         content = io.BytesIO(read_at_most(file, _LIMIT))  # others set aside what a byte asks for
-        found = cls(content, **options).load()
+        found = cls(content, encoding=encoding).load()
         if content.read(1):
             raise pickle.UnpicklingError("it goes on after its end")
         return found
@@ -68,5 +71,8 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
         if isinstance(self.stack[-1], Stateful):
             self.stack[-1].state = state
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _set_state}  # noqa: RUF012
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: _set_state,
+    }
     del dispatch[pickle.BYTEARRAY8[0]]  # it takes memory before there is anything to fill it

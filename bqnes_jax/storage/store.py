@@ -12,7 +12,6 @@ later is reported by `DamagedEntryWarning` and treated as missing.
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import time
 import warnings
@@ -25,15 +24,17 @@ from jaxtyping import Bool, Float, Float32
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import TEMPORARY, write_whole, writing
-from bqnes_jax.records import (
+from bqnes_jax.files.trees import Tree
+from bqnes_jax.identity import digest
+from bqnes_jax.storage.records import (
     FAILED,
+    NUMBERS,
     OK,
     DamagedError,
     Entry,
     Key,
     Manifest,
     Part,
-    canonical,
     check_same,
     decode,
     encode,
@@ -61,6 +62,7 @@ class Predictions(NamedTuple):
     valid_losses: Float[np.ndarray, " k"]
     test_losses: Float[np.ndarray, " k"]
     seconds: Float[np.ndarray, " k"]
+    train_log_likelihoods: Float[np.ndarray, " k"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Store:
         >>> store.put([Entry("a", 0, "ok", half, half[:2]), Entry("b", 0, "failed")])
         >>> store.missing(["a", "b", "c"], seeds=[0])
         [Key(arch='c', seed=0)]
-        >>> store.load(["a", "b"], seed=0).ok.tolist()
+        >>> store.predictions(["a", "b"], seed=0).ok.tolist()
         [True, False]
         >>> folder.cleanup()
     """
@@ -96,7 +98,7 @@ class Store:
         with writing(f"store {directory}"):
             if not entries.is_dir():
                 entries.mkdir(parents=True, exist_ok=True)
-            if not path.is_file():
+            if manifest is not None and not path.is_file():
                 write_whole(path, write_manifest(manifest), overwrite=False)
         there = read_manifest(path)
         if manifest is not None:
@@ -116,15 +118,20 @@ class Store:
         """Read one entry; None if it is missing or damaged."""
         return self._read(self._path(Key(arch, seed)))
 
-    def weights(self, arch: str, seed: int) -> Float32[np.ndarray, " w"]:
+    def variables(self, arch: str, seed: int) -> Tree:
         """Read what was trained."""
-        entry = self._read(self._path(Key(arch, seed)), "weights")
-        if entry is None or entry.weights is None or not entry.weights.size:
+        entry = self._read(self._path(Key(arch, seed)), "variables")
+        if entry is None or entry.variables is None:
             raise BQNESError(
-                f"store {self.directory} has no weights of {arch!r} with seed {seed}; train it "
-                "again, in a store that keeps them."
+                f"store {self.directory} has no variables of {arch!r} with seed {seed}, only what "
+                "it predicted, and cannot predict anew; train it again and keep them."
             )
-        return entry.weights
+        return entry.variables
+
+    def has_variables(self, arch: str, seed: int) -> bool:
+        """Tell whether what was trained is kept, so that it can predict anew."""
+        entry = self._read(self._path(Key(arch, seed)), "variables")
+        return entry is not None and entry.variables is not None
 
     def missing(self, archs: Iterable[str], seeds: Iterable[int]) -> list[Key]:
         """List what has to be trained: never written, or damaged. What failed is not missing."""
@@ -141,16 +148,18 @@ class Store:
         read = (self._read(path, "header") for path in self._paths())
         return sorted((entry for entry in read if entry is not None), key=lambda entry: entry.key)
 
-    def load(self, archs: Sequence[str], seed: int) -> Predictions:
-        """Read the entries of these architectures into stacked arrays."""
-        entries = [self.get(arch, seed) for arch in archs]
-        absent = [arch for arch, entry in zip(archs, entries, strict=True) if entry is None]
+    def predictions(self, archs: Sequence[str], seed: int | Sequence[int]) -> Predictions:
+        """Read the entries of these architectures, with one seed or one each, stacked."""
+        seeds = np.broadcast_to(seed, len(archs)).tolist()
+        found = [self.get(*key) for key in zip(archs, seeds, strict=True)]
+        absent = [key for *key, entry in zip(archs, seeds, found, strict=True) if entry is None]
         if absent:
             raise BQNESError(
-                f"{len(absent)} of {len(archs)} architectures have no entry with seed {seed} in "
-                f"store {self.directory}, {absent[0]!r} the first; train what `missing` lists."
+                f"{len(absent)} of {len(archs)} architectures have no entry with seed "
+                f"{absent[0][1]} in store {self.directory}, {absent[0][0]!r} the first; train what "
+                "`missing` lists."
             )
-
+        entries = [entry for entry in found if entry is not None]
         shape = self.manifest  # to be believed: entries have the size that it says
         valid = np.full((len(archs), shape.valid_points, shape.classes), np.nan, np.float32)
         test = np.full((len(archs), shape.test_points, shape.classes), np.nan, np.float32)
@@ -165,7 +174,7 @@ class Store:
             np.array([entry.status == OK for entry in entries], bool),
             valid,
             test,
-            *map(column, ("train_loss", "valid_loss", "test_loss", "seconds")),
+            *map(column, NUMBERS),
         )
 
     def damaged(self) -> dict[Path, str]:
@@ -174,25 +183,22 @@ class Store:
         for path in self._paths():
             try:
                 self._decode(path)
-                self._decode(path, "weights")
+                self._decode(path, "variables")
             except DamagedError as error:
                 found[path] = str(error)
         return found
 
     def _whole(self, key: Key) -> Entry | None:
-        """Read an entry with its weights; None if either is missing or damaged."""
-        entry = self.get(*key)
-        if entry is None or not self.manifest.weights or entry.status != OK:
-            return entry
-        with_weights = self._read(self._path(key), "weights")
-        return None if with_weights is None else entry._replace(weights=with_weights.weights)
+        """Read an entry with its variables; None if either is missing or damaged."""
+        entry, kept = self.get(*key), self._read(self._path(key), "variables")
+        return None if entry is None or kept is None else entry._replace(variables=kept.variables)
 
     def _is_whole(self, key: Key) -> bool:
-        parts: list[Part] = ["predictions", "weights"] if self.manifest.weights else ["predictions"]
+        parts: tuple[Part, ...] = ("predictions", "variables")
         return all(self._read(self._path(key), part) is not None for part in parts)
 
     def _path(self, key: Key) -> Path:
-        name = hashlib.sha256(canonical([key.arch, int(key.seed)])).hexdigest()[:32]
+        name = digest([key.arch, int(key.seed)])[:32]
         return self.directory / "entries" / (name + _ENTRY)
 
     def _paths(self) -> list[Path]:
@@ -214,7 +220,7 @@ class Store:
     def _decode(self, path: Path, part: Part = "predictions") -> Entry | None:
         try:
             with path.open("rb") as file:
-                entry = decode(file, self.manifest, part)
+                entry = decode(file, self.manifest, part=part)
         except FileNotFoundError:
             return None
         except OSError as error:

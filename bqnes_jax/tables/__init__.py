@@ -1,0 +1,17 @@
+"""Results in memory: what each architecture of a space scored, and where such tables come from."""
+
+from bqnes_jax.tables.base import Table, Tabulated, evaluator
+from bqnes_jax.tables.packed import choose_different, load, pack, read
+from bqnes_jax.tables.published import nats_bench, nb201_proxy
+
+__all__ = [
+    "Table",
+    "Tabulated",
+    "choose_different",
+    "evaluator",
+    "load",
+    "nats_bench",
+    "nb201_proxy",
+    "pack",
+    "read",
+]
