@@ -1,6 +1,8 @@
 """Every test runs twice: in float32 and in float64."""
 
+import atexit
 import os
+import tempfile
 
 import jax
 import pytest
@@ -18,9 +20,26 @@ _FLAGS = [
 if jax.__version_info__ >= (0, 10):  # XLA refuses flags that it does not know
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # the older ones compile twice as fast
 os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, os.environ.get("XLA_FLAGS", "")])
+# What one test has compiled the others load: in both workers, in the processes that tests start,
+# and after `forget_programs`. The folder is new, so a suite does not depend on an earlier one.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a worker has that of the first process
+    _PROGRAMS = tempfile.TemporaryDirectory(prefix="bqnes-programs-")
+    atexit.register(_PROGRAMS.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Two workers with LAPACK threads of their own wait for each other, up to ten times longer.
 assert scipy.linalg.lapack
 threadpoolctl.threadpool_limits(1)
+
+# These take longest: a worker that is done early still has other files to do.
+_FIRST = ("test_open_house", "test_failures", "test_cli", "test_notebooks", "test_devices")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in _FIRST)
+
 
 settings.register_profile(
     "bqnes",
@@ -52,6 +71,20 @@ def forget_programs():
 
 
 @pytest.fixture
+def own_names(monkeypatch):
+    """Forget, after a test, the names that it has registered."""
+    from bqnes_jax import algorithms, candidates, families, selection
+
+    for registry in (
+        algorithms._ALGORITHMS,
+        candidates.registry._CHOOSERS,
+        families.registry._KINDS,
+        selection.registry._METHODS,
+    ):
+        monkeypatch.setattr(registry, "_things", dict(registry._things))
+
+
+@pytest.fixture
 def tolerance(precision):
     """Return a function (float32 tolerance, float64 tolerance) -> the one in force."""
     return lambda single, double: single if precision == "float32" else double
@@ -59,7 +92,10 @@ def tolerance(precision):
 
 @pytest.fixture
 def compilations():
-    """Return a function that tells how many programs XLA has compiled since it was last called."""
+    """Return a function that tells how many programs XLA has compiled since it was last called.
+
+    Those that were compiled before and are loaded from the folder of programs count as well.
+    """
     seen = []
 
     def listen(event, duration, **_):

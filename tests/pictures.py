@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from bqnes_jax.data import Dataset, Images
+from bqnes_jax.data import Dataset, Examples
 
 
 def images(n, side=32, channels=3, classes=10, seed=0):
     generator = np.random.default_rng(seed)
     pixels = generator.integers(0, 256, (n, side, side, channels), dtype=np.uint8)
-    return Images(pixels, generator.permutation(np.arange(n) % classes).astype(np.int32))
+    return Examples(pixels, generator.permutation(np.arange(n) % classes).astype(np.int32))
 
 
 def toy(name="own", train=100, test=40):
@@ -16,9 +16,9 @@ def toy(name="own", train=100, test=40):
 
 
 def same(a, b):
-    np.testing.assert_array_equal(a.images, b.images)
+    np.testing.assert_array_equal(a.inputs, b.inputs)
     np.testing.assert_array_equal(a.labels, b.labels)
-    assert (a.images.dtype, a.labels.dtype) == (np.uint8, np.int32)
+    assert (a.inputs.dtype, a.labels.dtype) == (np.uint8, np.int32)
 
 
 def damage(path, place, mask):

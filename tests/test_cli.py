@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import bqnes_jax
-from bqnes_jax import robustness
 from bqnes_jax.cli import main
-from bqnes_jax.config import load_data
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.runs import Run
+from bqnes_jax.runs import Run, load_data
+from bqnes_jax.studies import robustness
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 SMALL = {
     "search": {"initial": 4, "budget": 8, "batch": 2},
-    "data": {"size": 4, "split": [40, 50, 60]},
+    "image_size": 4,
+    "split": [40, 50, 60],
     "train": {"steps": 4, "batch": 20, "chunk": 2, "network": {"channels": 1}},
 }
 
@@ -36,11 +36,14 @@ def folder(tmp_path_factory):
 
 
 def start(folder, *arguments):
+    """Start a command that keeps its programs where users have theirs."""
     code = "import sys; from bqnes_jax.cli import main; sys.exit(main())"
+    environment = dict(os.environ)
+    del environment["JAX_COMPILATION_CACHE_DIR"]
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,
-        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        env=environment | {"XDG_CACHE_HOME": str(folder / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -67,7 +70,7 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     assert "training: 8 of 8" in err and "training" not in out.replace("training data", "")
     assert "report: run/report.html" in out and (folder / "run" / "report.html").is_file()
     run = Run.load(folder / "run")
-    assert run.config.search.budget == 8 == len(run.found.archs) == len(run.store.keys())
+    assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
     assert run.versions["bqnes-jax"] == "0.1.0"
     assert (folder / "cache" / "bqnes-jax").is_dir()
 
@@ -77,12 +80,14 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
     ensemble = run.saved_ensemble()
     assert ensemble.method == "restack" and ensemble.size == 3
     np.testing.assert_array_equal(ensemble.members, run.ensemble().members)
-    test = load_data(run.config)[1].test
-    predicted = ensemble.predict(test.images)
-    np.testing.assert_allclose(predicted, ensemble.test_probabilities, atol=2e-3)  # float16 stored
-    np.testing.assert_array_equal(ensemble.predict(test.images[..., 0].astype(float)), predicted)
+    test = load_data(run.config).test
+    predicted = ensemble.predict(test.inputs)
+    np.testing.assert_allclose(
+        predicted, np.exp(ensemble.test_log_probs), atol=2e-3
+    )  # float16 stored
+    np.testing.assert_array_equal(ensemble.predict(test.inputs[..., 0].astype(float)), predicted)
 
-    np.save(folder / "x.npy", test.images[:7])
+    np.save(folder / "x.npy", test.inputs[:7])
     assert (
         main(
             [
@@ -121,7 +126,7 @@ def test_images_that_are_refused(folder, finished, images, says):
     if shrunk:  # this run shrinks images itself
         assert ensemble.predict(images + 200).shape == (3, 10)
         ensemble = bqnes_jax.Ensemble(
-            bqnes_jax.Run(run.directory, bqnes_jax.configure("tiny"), run.found),
+            bqnes_jax.Run(run.directory, bqnes_jax.configure("tiny"), run.family, run.record),
             *(getattr(ensemble, name) for name in ("method", "size", "members", "weights")),
         )
     with pytest.raises(BQNESError, match=says):
@@ -140,13 +145,13 @@ def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, mo
     asked = []
     measure = robustness.study
 
-    def counted(predict, weights, shifted, under):
+    def counted(predict, weights, shifted, under, **options):
         asked.append(list(under))
-        return measure(predict, weights, shifted, under)
+        return measure(predict, weights, shifted, under, **options)
 
     monkeypatch.setattr(robustness, "study", counted)
     command = ["robustness", str(folder / "shifted"), "--severities", "5", "--corruptions"]
-    robustness.of_run(Run.load(folder / "shifted"), ("contrast",), (5,))
+    robustness.of_run(Run.load(folder / "shifted"), ("contrast",), severities=(5,))
     assert main([*command, "contrast", "gaussian_noise"]) == 0
     assert asked == [[("clean", 0), ("contrast", 5)], [("gaussian_noise", 5)]]
     out = capsys.readouterr().out
@@ -156,16 +161,16 @@ def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, mo
     assert (folder / "shifted" / "plots" / "shift-ece.png").is_file()
     run = Run.load(folder / "shifted")
     own = run.saved_ensemble().metrics
-    study, of_images = robustness.load(run)
+    study, of_images = robustness.read_study(run)
     np.testing.assert_allclose(study.clean[0], own, rtol=1e-2, atol=0.02)
     assert study.corruptions == ("contrast", "gaussian_noise") and of_images == "corrupted here"
     whole = (folder / "shifted" / "robustness.json").read_text()
     (folder / "shifted" / "robustness.json").write_text(whole[:-20])
-    assert robustness.load(run) is None, "damaged"
+    assert robustness.read_study(run) is None, "damaged"
     (folder / "shifted" / "robustness.json").write_text(whole)
 
     run.ensemble(2, "top").save()
-    assert robustness.load(run) is None
+    assert robustness.read_study(run) is None
     assert main([*command, "rain"]) == 1
     assert "corruption is 'rain'; allowed are" in capsys.readouterr().err
 
@@ -210,7 +215,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on_to_the_same_result(folder, fi
     code, out, err = call(folder, *command)
     assert code == 0, err
     assert out.replace(name, "run") == finished[0]
-    a, b = (Run.load(folder / which).found for which in (name, "run"))
+    a, b = (Run.load(folder / which).record for which in (name, "run"))
     for field in a._fields:
         np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
     ensembles = [(folder / which / "ensemble.json").read_bytes() for which in (name, "run")]
@@ -235,7 +240,7 @@ def test_errors_are_one_line_with_what_to_do(folder, finished, capsys):
     assert "is there already" in said(
         capsys, "run", "--config", config, "--out", run, "--no-resume"
     )
-    assert "data set 'moon' is not known" in said(capsys, "run", "--dataset", "moon", "--out", run)
+    assert "data set 'moon' is not known" in said(capsys, "run", "--data", "moon", "--out", run)
     assert "algorithm is 'NES-BS', which needs results" in said(
         capsys, "run", "--algorithm", "NES-BS", "--out", str(folder / "new")
     )
@@ -256,6 +261,48 @@ def test_errors_are_one_line_with_what_to_do(folder, finished, capsys):
     with pytest.raises(SystemExit) as exit_code:
         main(["run", "--bugdet", "3"])
     assert exit_code.value.code == 2
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bqnes {bqnes_jax.__version__}\n"
+
+
+def test_what_was_renamed_or_is_wrong_is_refused_as_a_flag(capsys):
+    """With a code of 2, and without anything done."""
+    for flags in (
+        ["run", "--dataset", "digits"],
+        ["run", "--space", "nats"],
+        ["run", "--pretrained", "here"],
+        ["run", "--data.size", "4"],
+        ["spaces"],
+    ):
+        with pytest.raises(SystemExit) as exit_code:
+            main(flags)
+        assert exit_code.value.code == 2, flags
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--family", "moon"], "family is 'moon'; allowed are 'nats', 'slimmable', or 'package."),
+        (["--family", "moon.light:family"], "there is no module 'moon'"),
+        (["--family", "json:loads"], "the module holds a function there"),
+        (["--image-size", "9"], "size is 9; it must be a whole number, from 1 to 8"),
+        (["--split", "1000", "1000", "1000"], "valid needs 1000 examples, and 797 of the 1797"),
+        (["--split-file", "none.json"], "none.json cannot be read"),
+        (["--split-file", "none.json", "--split", "1", "2", "3"], "none.json cannot be read"),
+        (["--train.seeds", "2"], "train.seeds is 2"),
+        (
+            ["--family", "slimmable", "--train.pretrained", "here", "--train.batch", "512"],
+            "batch is 512 but there are 300",
+        ),
+    ],
+)
+def test_what_is_trained_is_checked_before_anything_is_done(flags, says, tmp_path, capsys):
+    assert says in said(capsys, "run", *flags, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "search.npz", "ensemble.json"])
@@ -282,12 +329,14 @@ def test_data_are_prepared_and_listed(tmp_path, capsys):
     assert "is there already" in said(
         capsys, "data", "prepare", "mine", "--from", str(tmp_path / "mine.npz"), *place
     )
-    assert main(["spaces"]) == 0 and "15,625" in capsys.readouterr().out
+    assert main(["families"]) == 0
+    out = capsys.readouterr().out
+    assert "15,625" in out and "slimmable" in out and "--family package.module:family" in out
 
 
 def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     """With the program of the run, which is in the cache already."""
-    task = json.dumps({name: SMALL[name] for name in ("data", "train")})
+    task = json.dumps({name: SMALL[name] for name in ("image_size", "split", "train")})
     (folder / "task.yaml").write_text(task)
     tabulate = ("tabulate", "--config", "task.yaml", "--count", "6", "--best", "2")
     where = ("--store", "store", "--table", "table.npz")
@@ -302,5 +351,7 @@ def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     assert "Random" in capsys.readouterr().out
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == [f"comparison.{ending}" for ending in ("csv", "md", "tex", "txt")]
-    assert "are those of the table" in said(capsys, "compare", "--dataset", "mnist")
+    assert "are those of the table" in said(capsys, "compare", "--data", "mnist")
+    refused = said(capsys, "tabulate", "--family", "slimmable")
+    assert "of the space 'slimmable'; a table is of the space 'nats'" in refused
     assert "must end in .npz" in said(capsys, "tabulate", "--table", "digits")

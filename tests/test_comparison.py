@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax import algorithms, comparison, tables
+from bqnes_jax import algorithms, tables
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.comparison import Row, compare_live, compare_on_table, summarise
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
+from bqnes_jax.studies import comparison
+from bqnes_jax.studies.comparison import Row, compare_live, compare_on_table, summarise
+from bqnes_jax.types import Status
 
 CONFIG = SearchConfig(initial=5, budget=12, batch=3, population=6)
 SEEDS = 2
@@ -24,7 +26,7 @@ def test_rows_are_those_of_the_algorithms(precision):
     space, table, labels = digits
     names = ("Best single", "Random", "NES-RE")
     said = []
-    rows = compare_on_table(digits, names, (2,), SEEDS, CONFIG, said.append)
+    rows = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG, report=said.append)
     assert [(row.algorithm, row.size) for row in rows] == [
         (names[0], 1),
         (names[1], 2),
@@ -36,24 +38,52 @@ def test_rows_are_those_of_the_algorithms(precision):
         run = algorithms.make(row.algorithm, space, row.size, config=CONFIG)
         for seed in range(SEEDS):
             result = run(jax.random.key(seed), evaluate)
-            members = table.probabilities[space.index(result.archs)]
+            members = jnp.exp(table.test_log_probs[space.index(result.archs)])
             mixture = jnp.einsum("m,mnc->nc", result.weights, members)
             for metric in (accuracy, ece, log_likelihood):
                 ours = getattr(row, metric.__name__)[seed]
                 np.testing.assert_allclose(ours, metric(mixture, labels), rtol=1e-4)
 
+    check_live(space, evaluate, table, labels, names[1:], rows[1:])
+    assert np.isnan(rows[0].effective_size), "nothing is searched for the best of all"
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_log_pool_is_measured_as_one():
+    """On a table that says something about all classes at the validation points."""
+    digits = tables.load("digits")
+    space, table, labels = digits
+    wrong = jnp.log1p(-jnp.minimum(jnp.exp(table.log_probs), 0.9999)) - jnp.log(2.0)
+    known = table._replace(classes=jnp.stack([table.log_probs, wrong, wrong], axis=2))
+    with pytest.raises(BQNESError, match="'logpool' needs the log-probabilities of all classes"):
+        compare_on_table(digits, ("random+logpool",), (2,), SEEDS, config=CONFIG)
+    names = ("random+logpool",)
+    rows = compare_on_table(digits._replace(table=known), names, (2,), SEEDS, config=CONFIG)
+    evaluate = tables.evaluator(known, space)
+    result = algorithms.make(names[0], space, 2, config=CONFIG)(jax.random.key(1), evaluate)
+    members = table.test_log_probs[space.index(result.archs)]
+    scores = jnp.einsum("m,mnc->nc", result.weights, jnp.maximum(members, -12))
+    expected = log_likelihood(jax.nn.softmax(scores), labels)
+    np.testing.assert_allclose(rows[0].log_likelihood[1], expected, rtol=1e-3)
+    check_live(space, evaluate, known, labels, names, rows)
+
+
+def check_live(space, evaluate, table, labels, names, rows):
+    """What is trained when it is asked for gives the same rows."""
     live = compare_live(
         space,
         evaluate,
-        lambda archs: table.probabilities[space.index(archs)],
+        lambda archs: table.test_log_probs[space.index(archs)],
         labels,
-        names[1:],
+        names,
         (2,),
         SEEDS,
-        CONFIG,
+        config=CONFIG,
     )
-    for ours, theirs in zip(live, rows[1:], strict=True):
+    for ours, theirs in zip(live, rows, strict=True):
         np.testing.assert_allclose(ours.log_likelihood, theirs.log_likelihood, rtol=1e-4)
+        np.testing.assert_allclose(ours.effective_size, theirs.effective_size, rtol=1e-3)
+        assert 1 <= ours.effective_size <= CONFIG.budget
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -66,9 +96,23 @@ def test_what_cannot_be_compared_is_refused():
         compare_on_table(digits, ["Magic"], (2,), 1)
     with pytest.raises(BQNESError, match="'NES-BS', which needs results of the whole space"):
         compare_live(digits.space, len, len, digits.test_labels, ["NES-BS"], (2,), 1)
-    without = digits._replace(table=digits.table._replace(probabilities=None))
+    without = digits._replace(table=digits.table._replace(test_log_probs=None))
     with pytest.raises(BQNESError, match="no predictions"):
         compare_on_table(without, ["Random"], (2,), 1)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_what_went_differently_is_said_once(capsys):
+    """Of searches and of selections, and in which rows."""
+    from bqnes_jax.cli import main
+
+    search = ["--initial", "4", "--budget", "6", "--fit.noise-bounds", "1e-5", "2e-5"]
+    names = ["Best single", "NES-RE", "BQ-S"]
+    assert main(["compare", "--algorithms", *names, "--seeds", "1", *search]) == 0
+    (warning,) = [one for one in capsys.readouterr().err.splitlines() if "warning: " in one]
+    assert "BQ-S 3, BQ-S 5, BQ-S 10: " in warning and "Best single" not in warning
+    assert "NES-RE" not in warning, "it does not ask the surrogate"
+    assert warning.count(Status.AT_BOUND.explain()) == 1
 
 
 def row(name, size, log_likelihoods, eces=(0.1, 0.1)):

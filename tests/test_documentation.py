@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 import bqnes_jax
-from bqnes_jax.config import PRESETS, updated
+from bqnes_jax.runs import PRESETS
+from bqnes_jax.runs.fields import updated
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(bqnes_jax.__path__, "bqnes_jax."))
 README = Path(bqnes_jax.__file__).parents[1] / "README.md"
 
 
-TRAINS = ("bqnes_jax.training.population",)
-
-
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings(name, precision):
-    if name in TRAINS and precision == "float64":
-        pytest.skip("training is compiled once, in float32")
+def test_examples_in_docstrings(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
@@ -37,13 +35,10 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_of_the_readme(snippet, precision, tmp_path, monkeypatch):
-    if "bqnes_jax.search" in snippet and precision == "float64":
-        pytest.skip("training is compiled once, in float32")
-    smaller = updated(
-        PRESETS["tiny"], {"train": {"steps": 2, "chunk": 10, "network": {"channels": 1}}}
-    )
-    monkeypatch.setitem(PRESETS, "tiny", smaller)
+def test_snippets_of_the_readme(snippet, tmp_path, monkeypatch):
+    tiny = PRESETS["tiny"]
+    smaller = updated(tiny.train["nats"], {"steps": 2, "chunk": 10, "network": {"channels": 1}})
+    monkeypatch.setitem(PRESETS, "tiny", tiny._replace(train={"nats": smaller}))
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, str(README), "exec"), {})
 

@@ -12,30 +12,32 @@ import numpy as np
 import pytest
 
 import bqnes_jax
-from bqnes_jax import runs, trainers
 from bqnes_jax.cli import main
-from bqnes_jax.config import PRESETS, updated
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import cells
 from bqnes_jax.files import locked
-from bqnes_jax.store import DamagedEntryWarning
+from bqnes_jax.runs import Run, preset_config
+from bqnes_jax.runs.fields import updated
+from bqnes_jax.storage import DamagedEntryWarning
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 KILLS = 20
 SMALL = {
     "search": {"initial": 4, "budget": 12, "batch": 2},
-    "data": {"size": 4, "split": [40, 50, 60]},
+    "image_size": 4,
+    "split": [40, 50, 60],
     "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
 }
-CONFIG = updated(PRESETS["tiny"], SMALL)
+CONFIG = updated(preset_config("tiny"), SMALL)
 
 
 def content(directory):
     """Return what a run has found and selected, as bytes and numbers that can be compared."""
-    run = runs.Run.load(directory)
+    run = Run.load(directory)
     ensemble = run.saved_ensemble()
     assert len(run.store.keys()) == 12
-    return [*run.found, ensemble.members, ensemble.weights, np.array(ensemble.metrics)]
+    return [*run.record, ensemble.members, ensemble.weights, np.array(ensemble.metrics)]
 
 
 def same(one, other):
@@ -46,17 +48,17 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("failures") / "undisturbed"
-    bqnes_jax.search(CONFIG, directory)
+    bqnes_jax.search(CONFIG, out=directory)
     return directory
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """Return a list of the architectures that are trained from now on."""
-    trained, make = [], trainers.population_trainer
+    trained, make = [], cells.population_trainer
 
-    def counting(*arguments):
-        train = make(*arguments)
+    def counting(*arguments, **options):
+        train = make(*arguments, **options)
 
         def count(key, archs):
             trained.extend(map(tuple, archs.tolist()))
@@ -64,7 +66,7 @@ def counted(monkeypatch):
 
         return count
 
-    monkeypatch.setattr(trainers, "population_trainer", counting)
+    monkeypatch.setattr(cells, "population_trainer", counting)
     return trained
 
 
@@ -73,7 +75,7 @@ def search_with_cache(directory, cache):
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    bqnes_jax.search(CONFIG, directory)
+    bqnes_jax.search(CONFIG, out=directory)
 
 
 def entries(directory):
@@ -118,12 +120,12 @@ def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(BQNESError, match=r"No space left on device.*intact: free some space"):
-            bqnes_jax.search(CONFIG, tmp_path / "run")
+            bqnes_jax.search(CONFIG, out=tmp_path / "run")
     there = entries(tmp_path / "run")
     assert 0 < there < 12
     assert not list((tmp_path / "run").rglob("*.tmp"))
     counted.clear()
-    bqnes_jax.search(CONFIG, tmp_path / "run")
+    bqnes_jax.search(CONFIG, out=tmp_path / "run")
     assert len(counted) == 12 - there
     same(tmp_path / "run", undisturbed)
 
@@ -139,20 +141,20 @@ def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path,
         places.append(Path("/sys/run"))
     for place in places:
         with pytest.raises(BQNESError, match=r"cannot be written .*choose a directory that can be"):
-            bqnes_jax.search(CONFIG, place)
+            bqnes_jax.search(CONFIG, out=place)
     assert not counted
 
 
 def test_flipped_bits_are_trained_again(undisturbed, tmp_path, counted):
-    bqnes_jax.search(CONFIG, tmp_path / "run")
+    bqnes_jax.search(CONFIG, out=tmp_path / "run")
     paths = sorted((tmp_path / "run" / "store" / "entries").iterdir())
     counted.clear()
-    for path, place in zip(paths[:2], (20, -5), strict=True):  # a header, and weights
+    for path, place in zip(paths[:2], (20, -5), strict=True):  # a header, and variables
         altered = bytearray(path.read_bytes())
         altered[place] ^= 4
         path.write_bytes(altered)
     with pytest.warns(DamagedEntryWarning, match="has been altered"):
-        bqnes_jax.search(CONFIG, tmp_path / "run")
+        bqnes_jax.search(CONFIG, out=tmp_path / "run")
     assert len(counted) == 2
     same(tmp_path / "run", undisturbed)
 
@@ -161,15 +163,15 @@ def test_images_that_are_cut_short_are_refused_and_the_run_stays(tmp_path, count
     random = np.random.default_rng(0)
     path, out = tmp_path / "images.npz", tmp_path / "run"
     np.savez(path, x=random.integers(0, 255, (150, 4, 4, 1), np.uint8), y=np.arange(150) % 10)
-    config = updated(CONFIG, {"dataset": str(path)})
-    bqnes_jax.search(config, out)
+    config = updated(CONFIG, {"data": str(path)})
+    bqnes_jax.search(config, out=out)
     before, whole = content(out), path.read_bytes()
     counted.clear()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BQNESError, match=r"images\.npz"):
-        bqnes_jax.search(config, out)
+        bqnes_jax.search(config, out=out)
     path.write_bytes(whole)
-    bqnes_jax.search(config, out)
+    bqnes_jax.search(config, out=out)
     assert not counted
     for a, b in zip(content(out), before, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -177,10 +179,10 @@ def test_images_that_are_cut_short_are_refused_and_the_run_stays(tmp_path, count
 
 def failing(monkeypatch, fails):
     """Let the training of some architectures end with NaN."""
-    make = trainers.population_trainer
+    make = cells.population_trainer
 
-    def with_failures(*arguments):
-        train = make(*arguments)
+    def with_failures(*arguments, **options):
+        train = make(*arguments, **options)
 
         def spoil(key, archs):
             done = 0
@@ -201,13 +203,13 @@ def failing(monkeypatch, fails):
 
         return spoil
 
-    monkeypatch.setattr(trainers, "population_trainer", with_failures)
+    monkeypatch.setattr(cells, "population_trainer", with_failures)
 
 
 def test_members_that_never_train_are_left_out(tmp_path, monkeypatch):
     failing(monkeypatch, lambda arch: arch[0] < 2)
-    run = bqnes_jax.search(CONFIG, tmp_path / "run")
-    failed = np.isnan(run.found.log_likelihoods)
+    run = bqnes_jax.search(CONFIG, out=tmp_path / "run")
+    failed = np.isnan(run.record.log_likelihoods)
     assert 0 < failed.sum() < 12
     assert not failed[run.ensemble().members].any()
     assert np.isfinite(run.ensemble().metrics).all()
@@ -216,7 +218,7 @@ def test_members_that_never_train_are_left_out(tmp_path, monkeypatch):
 def test_when_every_member_has_nan_losses_one_sentence_says_so(tmp_path, monkeypatch):
     failing(monkeypatch, lambda arch: True)
     with pytest.raises(BQNESError, match=r"every training failed.*lower train\.learning_rate"):
-        bqnes_jax.search(CONFIG, tmp_path / "run")
+        bqnes_jax.search(CONFIG, out=tmp_path / "run")
     assert entries(tmp_path / "run") == 12
 
 
@@ -225,7 +227,7 @@ def test_two_runs_in_one_directory_are_refused(tmp_path, capsys, counted):
     out.mkdir()
     with locked(out / "lock", "run"):
         with pytest.raises(BQNESError, match="is at work in another process; wait for it"):
-            bqnes_jax.search(CONFIG, out)
+            bqnes_jax.search(CONFIG, out=out)
         assert main(["run", "--out", str(out)]) == 1
         assert "is at work in another process" in capsys.readouterr().err
     assert not counted
@@ -235,12 +237,12 @@ def test_a_clock_that_jumps_changes_nothing(undisturbed, tmp_path, monkeypatch):
     now, jumps = time.time(), iter(np.random.default_rng(0).uniform(-1e9, 1e9, 10**6))
     monkeypatch.setattr(time, "time", lambda: now + next(jumps))
     with contextlib.suppress(KeyboardInterrupt):
-        bqnes_jax.search(CONFIG, tmp_path / "run", lambda done, total: interrupt(done))
+        bqnes_jax.search(CONFIG, out=tmp_path / "run", progress=interrupt)
     assert 0 < entries(tmp_path / "run") < 12
-    bqnes_jax.search(CONFIG, tmp_path / "run")
+    bqnes_jax.search(CONFIG, out=tmp_path / "run")
     same(tmp_path / "run", undisturbed)
 
 
-def interrupt(done):
+def interrupt(done, total, what):
     if done > 6:
         raise KeyboardInterrupt

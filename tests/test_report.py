@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from bqnes_jax import report
-from bqnes_jax.config import configure
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import CellFamily
 from bqnes_jax.files import write_json
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import disagreement, ece
@@ -27,22 +27,24 @@ from bqnes_jax.report import (
     summary,
     write_report,
 )
-from bqnes_jax.runs import Ensemble, Found, Run
+from bqnes_jax.runs import Ensemble, Record, Run, configure
 from bqnes_jax.spaces import NATS
-from bqnes_jax.store import Entry, Manifest, Store
+from bqnes_jax.storage import Entry, Manifest, Store
 from bqnes_jax.surrogates import wsabi
+from bqnes_jax.types import Status
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 # One shape for all runs here, so that each selection is compiled once.
 COUNT, VALID, TEST, CLASSES = 9, 40, 30, 3
+TEMPERATURE = 7.5
 MANIFEST = Manifest("nats", "toy", {"steps": 3}, VALID, TEST, CLASSES)
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
 
-def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, **changed):
+def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, status=0, **changed):
     """Make a run as if its networks had been trained, and save its ensemble."""
     random = np.random.default_rng(0)
     archs = np.asarray(NATS.from_index(random.choice(NATS.size, COUNT, replace=False)))
@@ -60,27 +62,31 @@ def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, *
         if i in failed:
             store.put(Entry(NATS.to_string(arch), 0, "failed"))
             continue
-        store.put(Entry(NATS.to_string(arch), 0, "ok", valid, test))
+        store.put(Entry(NATS.to_string(arch), 0, "ok", valid, test, variables=np.ones(2)))
         log_probs[i] = valid[np.arange(VALID), labels["valid"]]
-    found = Found(
+    record = Record(
         archs.astype(np.int32),
         log_probs.sum(axis=1),
         log_probs,
         np.zeros(COUNT, np.float32),
         np.asarray(WL(NATS).gram(archs)),
+        np.zeros(COUNT, np.float32),
+        np.array(TEMPERATURE, np.float32),
+        np.full(COUNT, 1 / COUNT, np.float32),
         np.array(counts, np.int32),
+        np.linspace(1, 2.5, len(counts)).astype(np.float32),
         np.linspace(-0.8, -0.9, len(counts)).astype(np.float32),
         np.full(len(counts), 0.05, np.float32),
+        np.full(len(counts), status, np.int32),
         labels["test"],
         np.array([8, 8, 1]),
-        np.zeros((2, 1), np.float32),
         np.array(CLASSES),
     )
     config = configure(
-        dataset="toy", algorithm=algorithm, ensemble_size=size, initial=counts[0], budget=COUNT
+        data="toy", algorithm=algorithm, ensemble_size=size, initial=counts[0], budget=COUNT
     )
     write_json(directory / "config.json", {"versions": {"bqnes-jax": "0", "jax": "1"}})
-    run = Run(directory, config, found._replace(**changed))
+    run = Run(directory, config, CellFamily(config.train), record._replace(**changed))
     if len(failed) < COUNT:
         run.ensemble().save()
     return run
@@ -147,7 +153,11 @@ def test_the_table(written):
     rows = summary(run)
     assert [(row.name, row.size) for row in rows] == [
         ("Best single", 1),
-        *((name, size) for size in (3, 5) for name in ("BQ-S", "BQ-R", "beam", "corrective")),
+        *(
+            (name, size)
+            for size in (3, 5)
+            for name in ("BQ-S", "BQ-R", "beam", "corrective", "BQ-L")
+        ),
     ]
     assert rows[0].metrics == run.ensemble(1, "top").metrics
     assert rows[2].metrics == run.ensemble(3, "recombine").metrics
@@ -156,7 +166,11 @@ def test_the_table(written):
 @pytest.mark.parametrize(
     ("algorithm", "size", "names"),
     [
-        ("NES-RE", 3, ["evolution+restack", "evolution+recombine", "beam", "corrective"]),
+        (
+            "NES-RE",
+            3,
+            ["evolution+restack", "evolution+recombine", "beam", "corrective", "evolution+logpool"],
+        ),
         ("BQ-R", 2, ["BQ-R"]),
         ("ei+stack", 2, ["ei+stack"]),
     ],
@@ -184,7 +198,7 @@ def test_the_page(written, tmp_path):
         f"{own.log_likelihood:.1f} against {single.log_likelihood:.1f} of the best single network."
     )
     assert result.replace("-1", "−1").replace("-2", "−2") in page.text
-    config = re.search(r"<pre>(space: .*?)</pre>", page.text, re.DOTALL).group(1)
+    config = re.search(r"<pre>(family: .*?)</pre>", page.text, re.DOTALL).group(1)
     (tmp_path / "config.yaml").write_text(config)
     assert configure(file=tmp_path / "config.yaml") == run.config
     assert yaml.safe_load(config)["search"]["budget"] == COUNT
@@ -257,7 +271,8 @@ HOPELESS = np.array([-70, -72, -75, -80, -90, -1e5, -np.inf, -74, -73], np.float
 )  # fmt: skip
 def test_runs_that_are_out_of_the_ordinary(tmp_path, no_files, options, without, says):
     page = Page(write_report(make_run(tmp_path, **options)))
-    assert page.titles == SECTIONS and says in page.text
+    warned = ["Warnings"] if "failed" in options else []
+    assert page.titles == [SECTIONS[0], *warned, *SECTIONS[1:]] and says in page.text
     names = {path.stem for path in (tmp_path / "plots").iterdir()}
     assert {"surrogate", "disagreement", "evidence"} - names == ({without} if without else set())
 
@@ -267,6 +282,16 @@ def test_all_the_weight_on_one_member(tmp_path, no_files):
     Ensemble(run, "restack", 3, np.array([4]), np.array([1.0])).save()
     text = Page(write_report(run)).text
     assert "BQ-S with 1 member:" in text and "The ensemble has one member." in text
+
+
+def test_the_scale_of_the_likelihood_is_said_in_a_sentence(written):
+    run, page = written
+    assert run.record.effective_sizes[-1] == 2.5
+    said = (
+        "At the temperature 7.5 the 40 validation points count as 5.33 observations, and the "
+        "posterior over the 9 candidates is worth 2.5 equally likely ones"
+    )
+    assert said in " ".join(page.text.split())
 
 
 def test_what_cannot_be_reported_is_one_sentence(tmp_path):
@@ -282,19 +307,31 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path):
 
 def test_candidates_are_predicted_from_those_before_them(tmp_path):
     run = make_run(tmp_path, failed=(3,))
-    found, search = run.found, run.config.search
+    record, search = run.record, run.config.search
     counts = jnp.array([5, 7])
-    archs, values = jnp.asarray(found.archs), jnp.asarray(found.log_likelihoods)
-    mean, sd, log_scale = predict_each(archs, values, counts, search.warp, search.fit, NATS)
+    archs, values = jnp.asarray(record.archs), jnp.asarray(record.log_likelihoods)
+    mean, sd, log_scale = predict_each(
+        archs, values, counts, search.warp, search.fit, NATS, search.kernel, TEMPERATURE
+    )
     assert np.isnan(mean[:5]).all()
     for first, last in ((5, 7), (7, 9)):
-        mask = (np.arange(COUNT) < first) & np.isfinite(found.log_likelihoods)
-        known = np.where(mask, found.log_likelihoods, 0)
-        model = wsabi.fit(WL(NATS), found.archs, known, mask, search.warp, search.fit)
-        expected = wsabi.predict(model, found.archs[first:last])
+        mask = np.arange(COUNT) < first
+        known = np.where(np.isfinite(record.log_likelihoods), record.log_likelihoods, -np.inf)
+        model = wsabi.fit(
+            WL(NATS),
+            record.archs,
+            known,
+            mask=mask,
+            temperature=TEMPERATURE,
+            config=search.warp,
+            fit_config=search.fit,
+        )
+        expected = model.predict(record.archs[first:last])
         np.testing.assert_allclose(mean[first:last], expected.mean, rtol=1e-3)
         np.testing.assert_allclose(sd[first:last] ** 2, expected.variance, rtol=1e-2, atol=1e-6)
-        np.testing.assert_allclose(log_scale[first:last], known[mask].max() / 128, rtol=1e-6)
+        np.testing.assert_allclose(
+            log_scale[first:last], known[mask].max() / TEMPERATURE, rtol=1e-6
+        )
 
 
 def test_rank_correlation():
@@ -327,14 +364,14 @@ def test_figures_show_what_was_measured(tmp_path):
     ensemble = make_run(tmp_path).saved_ensemble()
     drawn = {drawing.name: drawing.figure for drawing in report._drawings(ensemble)}
     title = drawn["reliability"].axes[0].get_title(loc="left")
-    labels = ensemble.run.found.test_labels
-    assert title == f"BQ-S: ECE {float(ece(ensemble.test_probabilities, labels)):.4f}"
+    labels = ensemble.run.record.test_labels
+    assert title == f"BQ-S: ECE {float(ece(ensemble.test_log_probs, labels, log=True)):.4f}"
     bars = [bar.get_height() for bar in drawn["reliability"].axes[1].patches]
     assert sum(bars) == TEST
     lengths = [bar.get_width() for bar in drawn["weights"].axes[0].patches]
     np.testing.assert_allclose(lengths, ensemble.weights, rtol=1e-6)
     heat = drawn["disagreement"].axes[0].images[0].get_array()
-    probabilities = np.asarray(ensemble.run.test_probabilities(ensemble.members))
+    probabilities = np.exp(ensemble.run.test_log_probs(ensemble.members))
     np.testing.assert_allclose(heat, 100 * disagreement(probabilities).pairwise, rtol=1e-5)
     cell = drawn[f"architecture-{ensemble.members[0]}"].axes[0]
     names = [text.get_text() for text in cell.texts]
@@ -375,3 +412,25 @@ def test_it_fits_on_telephones_and_screens(tmp_path, no_files):
             if what == "--dump-dom":
                 assert f"<title>{width},{width}</title>" in done.stdout
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_went_differently_is_shown(tmp_path, no_files):
+    status = Status.AT_BOUND | Status.JITTERED
+    run = make_run(tmp_path, status=int(status))
+    page = Page(write_report(run))
+    assert "Warnings" in page.titles
+    for one in status:
+        assert html.escape(one.explain()) in page.text
+    assert run.status == status and run.saved_ensemble().status == run.ensemble().status
+
+
+def test_what_went_differently_in_other_rows_is_said(tmp_path, no_files):
+    """Nine candidates are fewer than are asked for: each row says so, by its name."""
+    run = make_run(tmp_path)
+    rows, ensemble = report.summary(run, sizes=(3, 12)), run.saved_ensemble()
+    statuses = {(row.name, row.size): row.status for row in rows}
+    assert statuses["BQ-R", 12] == run.ensemble(12, "recombine").status
+    odd = [row._replace(status=Status.INFEASIBLE) for row in rows]
+    (said,) = set(report.warnings_of(ensemble, odd)) - set(ensemble.warnings())
+    assert said.endswith(Status.INFEASIBLE.explain()) and "BQ-R 3, beam 3" in said
+    assert "BQ-S 3" not in said, "of the ensemble itself it is said already"

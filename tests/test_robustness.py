@@ -5,20 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax import robustness
-from bqnes_jax.data import Dataset, Images, SplitIndices
+from bqnes_jax.data import Dataset, Examples, SplitIndices
 from bqnes_jax.data.corruptions import CORRUPTIONS, corrupt
 from bqnes_jax.data.prepared import _write
 from bqnes_jax.data.shifted import corrupted, published
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
-from bqnes_jax.robustness import conditions, measure_all, study
+from bqnes_jax.pooling import Pool, ensemble_log_probabilities
+from bqnes_jax.studies import robustness
+from bqnes_jax.studies.robustness import conditions, measure_all, study
 
 single = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 LABELS = np.arange(6, dtype=np.int32) % 3
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
-TEST = Images(IMAGES, LABELS)
+TEST = Examples(IMAGES, LABELS)
 DATASET = Dataset("toy", 3, TEST, TEST)
 
 
@@ -29,6 +30,17 @@ def test_metrics_are_those_of_each_mixture(tolerance):
     for row, found in zip(weights, measured, strict=True):
         mixture = jnp.einsum("m,mnc->nc", row, jnp.exp(log_probs))
         expected = [metric(mixture, LABELS) for metric in (accuracy, ece, log_likelihood)]
+        np.testing.assert_allclose(found, expected, rtol=tolerance(1e-5, 1e-12))
+
+
+def test_each_ensemble_is_pooled_in_its_own_space(tolerance):
+    log_probs = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (4, 6, 3)))
+    weights = jnp.array([[0.5, 0.5, 0, 0], [0, 1.2, 0.3, 0.5], [0, 0, 0, 1.0]])
+    pools = Pool.MIXTURE, Pool.LOG, Pool.MIXTURE
+    measured = measure_all(weights, log_probs, jnp.asarray(LABELS), pools=pools)
+    for pool, row, found in zip(pools, weights, measured, strict=True):
+        said = jnp.exp(ensemble_log_probabilities(row, log_probs, pool=pool))
+        expected = [metric(said, LABELS) for metric in (accuracy, ece, log_likelihood)]
         np.testing.assert_allclose(found, expected, rtol=tolerance(1e-5, 1e-12))
 
 
@@ -77,14 +89,14 @@ def test_own_corruptions_are_always_the_same(monkeypatch):
     key = jax.random.key(3)
     shifted = corrupted(key, TEST)
     images, labels = shifted("gaussian_noise", 2)
-    np.testing.assert_array_equal(images, shifted("gaussian_noise", 2).images)
+    np.testing.assert_array_equal(images, shifted("gaussian_noise", 2).inputs)
     np.testing.assert_array_equal(labels, LABELS)
     own = jax.random.fold_in(jax.random.fold_in(key, list(CORRUPTIONS).index("gaussian_noise")), 0)
     expected = corrupt("gaussian_noise", own, jnp.asarray(IMAGES), 2)
     np.testing.assert_array_equal(images, expected)
     monkeypatch.setattr("bqnes_jax.data.shifted._AT_ONCE", 4)
-    in_parts = corrupted(key, TEST)("brightness", 3).images
-    np.testing.assert_array_equal(in_parts, shifted("brightness", 3).images)
+    in_parts = corrupted(key, TEST)("brightness", 3).inputs
+    np.testing.assert_array_equal(in_parts, shifted("brightness", 3).inputs)
 
 
 def places(valid_from="train"):
@@ -97,15 +109,15 @@ def test_published_arrays_are_read_at_the_places_of_the_test_images(tmp_path):
     np.save(tmp_path / "fog.npy", every)
     np.save(tmp_path / "labels.npy", np.tile(LABELS, 5).astype(np.int64))
     shifted = published(tmp_path, DATASET, places("test"))
-    np.testing.assert_array_equal(shifted("fog", 4).images, (IMAGES // 4)[[1, 4]])
+    np.testing.assert_array_equal(shifted("fog", 4).inputs, (IMAGES // 4)[[1, 4]])
     np.testing.assert_array_equal(shifted("fog", 4).labels, LABELS[[1, 4]])
-    np.testing.assert_array_equal(shifted("clean", 0).images, IMAGES[[1, 4]])
+    np.testing.assert_array_equal(shifted("clean", 0).inputs, IMAGES[[1, 4]])
     with pytest.raises(BQNESError, match=r"snow\.npy does not exist"):
         shifted("snow", 1)
     (tmp_path / "snow.npy").write_bytes((tmp_path / "fog.npy").read_bytes()[:-100])
     with pytest.raises(BQNESError, match=r"snow\.npy is cut short, altered"):
         shifted("snow", 1)
-    other = DATASET._replace(test=Images(IMAGES, LABELS[::-1].copy()))
+    other = DATASET._replace(test=Examples(IMAGES, LABELS[::-1].copy()))
     with pytest.raises(BQNESError, match="other labels than the 6 test images"):
         published(tmp_path, other, places())
 
@@ -113,14 +125,14 @@ def test_published_arrays_are_read_at_the_places_of_the_test_images(tmp_path):
 @single
 def test_published_images_are_read_from_tfds(tmp_path):
     for name, images in (("frosted_glass_blur_1", IMAGES // 2), ("fog_1", IMAGES // 3)):
-        _write(Dataset(name, 3, TEST, Images(images, LABELS)), tmp_path)
+        _write(Dataset(name, 3, TEST, Examples(images, LABELS)), tmp_path)
     shifted = published(tmp_path, DATASET, places())
-    np.testing.assert_array_equal(shifted("glass_blur", 1).images, IMAGES // 2)
-    np.testing.assert_array_equal(shifted("fog", 1).images, IMAGES // 3)
-    np.testing.assert_array_equal(shifted("clean", 0).images, IMAGES)
+    np.testing.assert_array_equal(shifted("glass_blur", 1).inputs, IMAGES // 2)
+    np.testing.assert_array_equal(shifted("fog", 1).inputs, IMAGES // 3)
+    np.testing.assert_array_equal(shifted("clean", 0).inputs, IMAGES)
     with pytest.raises(BQNESError, match="no fog of severity 2"):
         shifted("fog", 2)
-    other = DATASET._replace(test=Images(IMAGES, LABELS * 0))
+    other = DATASET._replace(test=Examples(IMAGES, LABELS * 0))
     with pytest.raises(BQNESError, match="other images or labels than the 6 test images"):
         published(tmp_path, other, places())("fog", 1)
     with pytest.raises(BQNESError, match="the validation images among them are not known"):

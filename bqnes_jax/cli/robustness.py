@@ -6,11 +6,18 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from bqnes_jax import robustness
-from bqnes_jax.cli.shell import interruptible, prepare_jax, progress_bar, say, show_table
+from bqnes_jax.cli.shell import (
+    given_family,
+    interruptible,
+    prepare_jax,
+    progress_bar,
+    say,
+    show_table,
+)
 from bqnes_jax.data import CORRUPTIONS
-from bqnes_jax.robustness import PAPER_SEVERITIES, Robustness
 from bqnes_jax.runs import Run
+from bqnes_jax.studies import robustness
+from bqnes_jax.studies.robustness import PAPER_SEVERITIES, Robustness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +33,19 @@ class RobustnessCommand:
         severities: from 1 to 5; by default those of the paper.
         published: a folder of published corrupted images, CIFAR-10-C or cifar10_corrupted of TFDS,
             instead of corrupting the test images here.
+        family: package.module:family, if the run was made from Python.
     """
 
     run: tyro.conf.Positional[Path]
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
     severities: tuple[int, ...] = PAPER_SEVERITIES
     published: Path | None = None
+    family: str | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Measure, print the table, and write the report again."""
         prepare_jax()
-        run = Run.load(self.run)
+        run = Run.load(self.run, family=given_family(self.family))
         farewell = f"Stopped. What was measured is in {self.run}; the same command goes on."
         interruptible(lambda: self._study(run), farewell)
 
@@ -45,7 +54,9 @@ class RobustnessCommand:
 
         with progress_bar("conditions") as progress:
             path = None if self.published is None else str(self.published)
-            study = robustness.of_run(run, self.corruptions, self.severities, path, progress)
+            study = robustness.of_run(
+                run, self.corruptions, severities=self.severities, path=path, progress=progress
+            )
         _show(study, run)
         say(f"report: {write_report(run)}")
 
@@ -54,7 +65,7 @@ def _show(study: Robustness, run: Run) -> None:
     columns = ["accuracy", "ECE", "log-likelihood", "single: accuracy", "ECE", "log-likelihood"]
     means = np.concatenate([study.clean[:, None], study.by_severity()], axis=1)
     rows = [[str(s or "clean"), *_texts(means[:, i])] for i, s in enumerate((0, *study.severities))]
-    title = f"{run.config.dataset}: test data, averaged over {len(study.corruptions)} corruptions"
+    title = f"{run.config.data_name}: test data, averaged over {len(study.corruptions)} corruptions"
     show_table(["severity", *columns], rows, title=title)
     each = study.shifted.mean(axis=2)
     rows = [[name, *_texts(each[:, i])] for i, name in enumerate(study.corruptions)]

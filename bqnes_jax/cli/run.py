@@ -1,28 +1,30 @@
 """Commands about one run: `run`, `reselect`, `predict`, `report`."""
 
 import dataclasses
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 
-from bqnes_jax.arrays import read_npy
+from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
     console,
+    given_family,
     interruptible,
     join_hosts,
     prepare_jax,
     progress_bar,
     say,
     show_table,
+    warn,
 )
-from bqnes_jax.config import PRESETS, RunConfig
-from bqnes_jax.devices import is_first
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import damaged_means_refused, writing
-from bqnes_jax.runs import Metrics, Run, search
+from bqnes_jax.files.arrays import read_npy
+from bqnes_jax.parallel import is_first
+from bqnes_jax.runs import Ensemble, Metrics, Run, RunConfig, TaskConfig, search
 
 _COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
 
@@ -31,67 +33,92 @@ _COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
 class RunCommand:
     """Search, train, and select an ensemble; print how good it is, and write a report.
 
-    The same command goes on with a run that was stopped.
+    The same command goes on with a run that was stopped; with a larger --budget it trains more.
 
     Args:
         preset: what the other flags are by default: tiny (digits, two minutes on two cores), small
-            (larger networks, ten minutes), paper (CIFAR-100, for accelerators).
+            (larger networks, ten minutes), paper (CIFAR-100, for accelerators), reference (as
+            paper, with the choices of the published code).
         config: a YAML or JSON file with fields that differ from the preset, nested as the config in
             a report is: 'search: {budget: 60}'.
-        out: directory of the run; by default runs/<dataset>-<algorithm>-seed<seed>, with the space
+        out: directory of the run; by default runs/<data>-<algorithm>-seed<seed>, with the family
             and the preset before it if they are others.
         resume: go on with a run that is in that directory; otherwise it is refused.
-        pretrained: the directory `supernet` of another slimmable run with the same seed, data and
-            supernet, which is not trained again then.
         hosts: how many processes do this run together, each with the same command; by default what
             Slurm, Open MPI, a TPU pod or $JAX_NUM_PROCESSES says. They share --out.
         host: which of them this is, from 0; by default $JAX_PROCESS_ID.
         coordinator: where they meet, as ADDRESS:PORT of the first; by default
             $JAX_COORDINATOR_ADDRESS.
-        fields: of the run.
+        algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective";
+            with several --seeds also BQ-W (what BQ-S is then) and "Deep ensemble".
+        ensemble_size: how many members the ensemble has.
+        prior: package.module:function of architectures that returns the logarithm of their prior;
+            by default they are equally likely.
+        seeds: with how many weight seeds an architecture can be trained: --seed and those after it.
+            With more than one, a candidate is an architecture with one of them.
+        search: which architectures are tried.
+        task: what is trained, and on what.
     """
 
-    preset: Literal["tiny", "small", "paper"] = "tiny"
+    preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
     out: Path | None = None
     resume: bool = True
-    pretrained: Path | None = None
     hosts: int | None = None
     host: int | None = None
     coordinator: str | None = None
-    fields: Annotated[RunConfig, tyro.conf.arg(name="")] = PRESETS["tiny"]
+    algorithm: str = "BQ-S"
+    ensemble_size: int = 3
+    prior: str | None = None
+    seeds: int = 1
+    search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=SearchConfig
+    )
+    task: Annotated[TaskConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=TaskConfig
+    )
 
     def __call__(self) -> None:
-        """Do it."""
-        config = self.fields
-        parts = [Path(config.dataset).stem, config.algorithm, f"seed{config.seed}"]
-        parts = [*([self.preset] if self.preset != "tiny" else []), *parts]
-        parts = [*([config.space] if config.space != "nats" else []), *parts]
+        """Run the search and write its report."""
+        config = RunConfig(
+            **{one.name: getattr(self.task, one.name) for one in dataclasses.fields(TaskConfig)},
+            algorithm=self.algorithm,
+            ensemble_size=self.ensemble_size,
+            prior=self.prior,
+            seeds=self.seeds,
+            search=self.search,
+        )
+        parts = [] if self.preset == "tiny" else [self.preset]
+        parts += [config.label, config.algorithm.replace(" ", "-"), f"seed{config.seed}"]
+        parts += [] if config.seeds == 1 else [f"of{config.seeds}"]
         out = self.out or Path("runs", "-".join(parts))
-        if self.pretrained is not None and config.space != "slimmable":
-            raise BQNESError("pretrained is about a supernet; give --space slimmable, too.")
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
         join_hosts(self.hosts, self.host, self.coordinator)
         prepare_jax()
         interruptible(
-            lambda: self._run(config, out),
+            lambda: _run(config, out),
             f"Stopped. What was trained is in {out}; the same command goes on from there.",
         )
 
-    def _run(self, config: RunConfig, out: Path) -> None:
-        from bqnes_jax.report import summary, write_report  # matplotlib takes a second to import
 
-        with progress_bar("training") as progress:
-            of_supernet = functools.partial(progress, what="training the supernet")
-            run = search(config, out, progress, of_supernet, supernet=self.pretrained)
-        if not is_first():
-            return
-        candidates = len(run.found.archs)
-        title = f"{config.dataset}: test data, {candidates} candidates by {config.algorithm}"
-        _show_metrics([(row.name, row.size, row.metrics) for row in summary(run)], title)
-        _show_members(run)
-        say(f"run:    {out}\nreport: {write_report(run)}")
+def _run(config: RunConfig, out: Path) -> None:
+    # matplotlib takes a second to import
+    from bqnes_jax.report import summary, warnings_of, write_report
+
+    with progress_bar("training") as progress:
+        run = search(config, out=out, progress=progress)
+    if not is_first():
+        return
+    candidates = len(run.record.archs)
+    title = f"{config.data_name}: test data, {candidates} candidates by {config.algorithm}"
+    rows = summary(run)
+    _show_metrics([(row.name, row.size, row.metrics) for row in rows], title)
+    ensemble = run.saved_ensemble()
+    _show_members(ensemble, warnings_of(ensemble, rows))
+    worth, temperature = run.record.effective_sizes[-1], float(run.record.temperature)
+    say(f"scale:  temperature {temperature:.4g}, posterior worth {worth:.1f} of {candidates}")
+    say(f"run:    {out}\nreport: {write_report(run)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,54 +127,60 @@ class ReselectCommand:
 
     Args:
         run: directory of the run.
-        method: restack (BQ-S), recombine (BQ-R), beam, stack, corrective or top; by default that of
-            the run.
+        method: restack (BQ-S), recombine (BQ-R), logpool (BQ-L), beam, stack, quadrature,
+            corrective, caruana or top; by default that of the run.
         size: how many members; by default as many as in the run.
         save: make it the ensemble that `bqnes predict` and `bqnes report` use.
+        family: package.module:family, if the run was made from Python.
     """
 
     run: tyro.conf.Positional[Path]
     method: str | None = None
     size: int | None = None
     save: bool = False
+    family: str | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Select, and print what that is worth."""
         prepare_jax()
-        run = Run.load(self.run)
+        run = Run.load(self.run, family=given_family(self.family))
         ensemble = run.ensemble(self.size, self.method)
         single = run.ensemble(1, "top")
         rows = [
             ("Best single", 1, single.metrics),
             (ensemble.method, self.size or ensemble.size, ensemble.metrics),
         ]
-        _show_metrics(rows, f"{run.config.dataset}: test data")
+        _show_metrics(rows, f"{run.config.data_name}: test data")
         if self.save:
             ensemble.save()
-        _show_members(run, ensemble)
+        _show_members(ensemble, ensemble.warnings())
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictCommand:
-    """Print class probabilities of images by the ensemble of a run.
+    """Print class probabilities of inputs by the ensemble of a run.
 
     Args:
         run: directory of the run.
-        input: an .npy of images (n, height, width, channels), from 0 to 255 as they come.
+        input: an .npy of inputs like those of training; images (n, height, width, channels) are
+            from 0 to 255, as they come.
         out: an .npy or .csv to write to, instead of printing CSV.
+        family: package.module:family, if the run was made from Python.
     """
 
     run: tyro.conf.Positional[Path]
     input: Path
     out: Path | None = None
+    family: str | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Predict, and print or write the probabilities."""
         if self.out is not None and self.out.suffix not in (".npy", ".csv"):
             raise BQNESError(f"out is {self.out}; it must end in .npy or .csv.")
         prepare_jax()
-        images = _read_images(self.input)
-        probabilities = np.asarray(Run.load(self.run).saved_ensemble().predict(images))
+        inputs = _read_inputs(self.input)
+        run = Run.load(self.run, family=given_family(self.family))
+        probabilities = np.asarray(run.saved_ensemble().predict(inputs))
         if self.out is None:
             console().print(_csv(probabilities), end="", markup=False, soft_wrap=True)
             return
@@ -164,16 +197,18 @@ class ReportCommand:
 
     Args:
         run: directory of the run.
+        family: package.module:family, if the run was made from Python.
     """
 
     run: tyro.conf.Positional[Path]
+    family: str | None = None
 
     def __call__(self) -> None:
-        """Do it."""
+        """Write the report, and say where it is."""
         from bqnes_jax.report import write_report
 
         prepare_jax()
-        say(str(write_report(Run.load(self.run))))
+        say(str(write_report(Run.load(self.run, family=given_family(self.family)))))
 
 
 def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
@@ -187,15 +222,18 @@ def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
     )
 
 
-def _show_members(run: Run, ensemble=None) -> None:
-    ensemble = ensemble or run.saved_ensemble()
+def _show_members(ensemble: Ensemble, warnings: Sequence[str]) -> None:
+    """Print the members, and all warnings in one line."""
     for text, weight in zip(ensemble.texts, ensemble.weights, strict=True):
         say(f"{weight:6.3f}  {text}")
+    warn(warnings)
 
 
-def _read_images(path: Path) -> np.ndarray:
-    remedy = "save the images as one with numpy.save."
-    with damaged_means_refused(path, "is not an .npy of numbers", remedy, "is not there."):
+def _read_inputs(path: Path) -> np.ndarray:
+    remedy = "save the inputs as one with numpy.save."
+    with damaged_means_refused(
+        path, "is not an .npy of numbers", remedy=remedy, absent="is not there."
+    ):
         return read_npy(path)
 
 

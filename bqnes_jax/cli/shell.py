@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -21,8 +22,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from bqnes_jax.devices import is_first, use_all_cores
+from bqnes_jax import families
 from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.families import NetworkFamily
+from bqnes_jax.parallel import is_first, use_all_cores
 
 _PLAIN_WIDTH = 110  # where there is no terminal to ask
 
@@ -32,6 +35,30 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PLAIN_WIDTH
     return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def warn(sentences: Sequence[str]) -> None:
+    """Print one line of warnings, if there are any, beside the output."""
+    if sentences:
+        console(stderr=True).print(f"warning: {' '.join(sentences)}", markup=False)
+
+
+@contextlib.contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Print what Python code warns of as a line, without the place that it comes from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: warn([str(message)])
+        yield
+
+
+def given_family(name: str | None) -> NetworkFamily | None:
+    """Import the family that a flag names; a run knows those of the package itself."""
+    if name is None:
+        return None
+    if ":" not in name:
+        raise BQNESError(f"family is {name!r}; it must be package.module:family.")
+    kind = families.find(name)
+    return kind.make(kind.options)
 
 
 def say(text: str) -> None:
@@ -105,9 +132,11 @@ def join_hosts(count: int | None, index: int | None, coordinator: str | None) ->
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     in_cluster = any((_number(name) or 1) > 1 for name in _CLUSTERS)
     in_cluster |= "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    if count == 1 or (count is None and not in_cluster):
+    if count == 1:
         return
     if not in_cluster:
+        if count is None:
+            return
         check_whole("hosts", count, 1)
         if index is None and coordinator is None and _is_tpu():
             jax.distributed.initialize()
@@ -151,13 +180,15 @@ def _number(variable: str) -> int | None:
 def prepare_jax() -> None:
     """Let JAX use every core, and keep compiled programs, so that the next command starts sooner.
 
-    They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory.
+    They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory; those that
+    took half a second to compile, or what $JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says.
     """
     use_all_cores()
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "bqnes-jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def interruptible(function: Callable[[], None], farewell: str) -> None:

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from bqnes_jax import algorithms, robustness
-from bqnes_jax.candidates.registry import default_kernel
+from bqnes_jax import algorithms
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import is_named
 from bqnes_jax.files import write_whole, writing
+from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
     accuracy,
     disagreement,
@@ -35,7 +37,9 @@ from bqnes_jax.report.html import Drawing, Row, Section
 from bqnes_jax.report.plots import Predicted, signed
 from bqnes_jax.runs import Ensemble, Metrics, Run
 from bqnes_jax.spaces import Space
+from bqnes_jax.studies import robustness
 from bqnes_jax.surrogates import FitConfig, WarpConfig, wsabi
+from bqnes_jax.types import explain_each
 
 __all__ = [
     "Row",
@@ -43,12 +47,13 @@ __all__ = [
     "predict_each",
     "rank_correlation",
     "summary",
+    "warnings_of",
     "write_report",
 ]
 
 _SHIFT = ("shift-accuracy", "shift-ece", "shift-log-likelihood")
 _METRICS = ("accuracy, %", "ECE", "log-likelihood")
-_METHODS = ("restack", "recombine", "beam", "corrective")
+_METHODS = ("restack", "recombine", "beam", "corrective", "logpool")
 # The figures that are not in every report: an older one's must not stay beside a new page.
 _MAY_BE_OLD = re.compile(
     r"(architecture-\d+|evidence|surrogate|disagreement|shift-[a-z-]+)\.(png|pdf)"
@@ -60,15 +65,24 @@ def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
 
     They are selected from the same candidates in several ways; that of the run is among them.
     """
-    if not np.any(run.found.log_likelihoods < np.inf):
+    if not np.any(run.record.log_likelihoods < np.inf):
         raise BQNESError(
             f"run {run.directory} has no network whose training succeeded; train longer, or with "
             "a smaller learning rate."
         )
-    own = (algorithms.find(run.config.algorithm).method, run.config.ensemble_size)
+    algorithm = algorithms.find_trainable(run.config.algorithm)
+    # Of one architecture is what the algorithm selects, not what its method does among all.
+    own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
     asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
     ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
     return [_row(run.ensemble(size, method)) for method, size in ordered]
+
+
+def warnings_of(ensemble: Ensemble, rows: Sequence[Row]) -> list[str]:
+    """Say what went differently for an ensemble and for others of a table, and what helps."""
+    others = [row for row in rows if row[:2] != (_label(ensemble), ensemble.size)]
+    of_others = explain_each((f"{row.name} {row.size}", row.status) for row in others)
+    return [*ensemble.warnings(), *of_others]
 
 
 def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> Path:
@@ -87,7 +101,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     for drawing in drawings.values():
         plots.settle(drawing.figure)
     content = html.page(
-        f"{Path(run.config.dataset).stem}: ensemble by {_called(ensemble)}",
+        f"{run.config.data_name}: ensemble by {_called(ensemble)}",
         _result(ensemble),
         _facts(run),
         _sections(ensemble, rows, own, drawings),
@@ -98,7 +112,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     return directory / "report.html"
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
 def predict_each(
     archs: Int[Array, "n length"],
     log_likelihoods: Float[Array, " n"],
@@ -106,23 +120,36 @@ def predict_each(
     warp: WarpConfig,
     fit: FitConfig,
     space: Space,
+    chosen: KernelConfig,
+    temperature: ArrayLike,
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
     """Predict each candidate from those before its step: mean, standard deviation, log-scale.
 
     `counts` tells how many candidates there were before each step. A candidate from before the
     first has no prediction: NaN.
     """
-    kernel, places = default_kernel(space), jnp.arange(len(archs))
+    kernel, places = make_kernel(space, chosen), jnp.arange(len(archs))
+    known = jnp.where(jnp.isfinite(log_likelihoods), log_likelihoods, -jnp.inf)  # failed: ℓ = 0
 
     def after(count: Int[Array, ""]) -> tuple[Array, Array, Array]:
-        mask = (places < count) & jnp.isfinite(log_likelihoods)
-        model = wsabi.fit(kernel, archs, log_likelihoods, mask, warp, fit)
-        mean, variance = wsabi.predict(model, archs)
+        model = wsabi.fit(
+            kernel,
+            archs,
+            known,
+            mask=places < count,
+            temperature=temperature,
+            config=warp,
+            fit_config=fit,
+        )
+        mean, variance = model.predict(archs)
         return mean, jnp.sqrt(variance), jnp.broadcast_to(model.log_scale, mean.shape)
 
     step = jnp.searchsorted(counts, places, side="right") - 1
-    each = (said[jnp.maximum(step, 0), places] for said in lax.map(after, counts))
-    return tuple(jnp.where(step >= 0, said, jnp.nan) for said in each)
+    mean, deviation, scale = (
+        jnp.where(step >= 0, said[jnp.maximum(step, 0), places], jnp.nan)
+        for said in lax.map(after, counts)
+    )
+    return mean, deviation, scale
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -158,24 +185,28 @@ def kernel_coordinates(
 
 
 def _row(ensemble: Ensemble) -> Row:
-    return Row(_label(ensemble), ensemble.size, ensemble.metrics)
+    return Row(_label(ensemble), ensemble.size, ensemble.metrics, ensemble.status)
 
 
 def _label(ensemble: Ensemble) -> str:
     """Return what an ensemble is called in the table."""
-    strategy, method = algorithms.find(ensemble.run.config.algorithm).strategy, ensemble.method
+    algorithm = algorithms.find_trainable(ensemble.run.config.algorithm)
+    strategy, method = algorithm.strategy, ensemble.method
     if method == "top" and ensemble.size == 1:
         return "Best single"
     if method in ("beam", "corrective"):
         return method
-    of_paper = {"us+restack": "BQ-S", "us+recombine": "BQ-R"}
-    return of_paper.get(f"{strategy}+{method}", f"{strategy}+{method}")
+    if algorithm.one_architecture and method == algorithm.method:
+        return ensemble.run.config.algorithm
+    stacked = "BQ-S" if ensemble.run.config.seeds == 1 else "BQ-W"
+    short = {"us+restack": stacked, "us+recombine": "BQ-R", "us+logpool": "BQ-L"}
+    return short.get(f"{strategy}+{method}", f"{strategy}+{method}")
 
 
 def _called(ensemble: Ensemble) -> str:
     """Return the name of an ensemble: the algorithm's, unless another was selected later."""
     name = ensemble.run.config.algorithm
-    return name if algorithms.find(name).method == ensemble.method else _label(ensemble)
+    return name if algorithms.find_trainable(name).method == ensemble.method else _label(ensemble)
 
 
 def _result(ensemble: Ensemble) -> str:
@@ -191,16 +222,29 @@ def _result(ensemble: Ensemble) -> str:
     )
 
 
+def _scale(run: Run) -> str:
+    """Say how much the likelihood tells the candidates apart."""
+    count, points = run.record.log_probs.shape
+    temperature = float(run.record.temperature)
+    return (
+        f"At the temperature {temperature:.4g} the {points} validation points count as "
+        f"{points / temperature:.3g} observations, and the posterior over the {count} candidates "
+        f"is worth {run.record.effective_sizes[-1]:.1f} equally likely ones: near 1 one network "
+        f"stands for all, near {count} the likelihood tells nothing apart."
+    )
+
+
 def _facts(run: Run) -> dict[str, str]:
-    found, config = run.found, run.config
-    height, width, channels = map(int, found.image_shape)
-    failed = int(np.isnan(found.log_likelihoods).sum())
-    trained = f"{len(found.archs)} networks" + (f", of which {failed} failed" if failed else "")
+    record, config = run.record, run.config
+    shape = "×".join(map(str, record.input_shape)) or "one number"
+    failed = int(np.isnan(record.log_likelihoods).sum())
+    trained = f"{len(record.archs)} networks" + (f", of which {failed} failed" if failed else "")
     return {
-        "Data set": f"{config.dataset} ({height}×{width}×{channels}, {int(found.classes)} classes)",
-        "Images": f"{found.log_probs.shape[1]} to validate, {len(found.test_labels)} to test",
+        "Data set": f"{config.data_name} ({shape}, {int(record.classes)} classes)",
+        "Points": f"{record.log_probs.shape[1]} to validate, {len(record.test_labels)} to test",
+        "Family": f"{run.family.name} ({run.space.name})",
         "Trained": trained,
-        "Seed": str(config.seed),
+        "Seed": f"{config.seed}" + (f", {config.seeds} of weights" if config.seeds > 1 else ""),
         "Written": datetime.date.today().isoformat(),
     }
 
@@ -208,24 +252,24 @@ def _facts(run: Run) -> dict[str, str]:
 def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
     """Draw everything there is to draw."""
     run, members = ensemble.run, ensemble.members
-    found, labels = run.found, run.found.test_labels
+    record, labels = run.record, run.record.test_labels
     yield _reliability("reliability", _called(ensemble), ensemble)
     yield _reliability("reliability-single", "Best single", run.ensemble(1, "top"))
     yield from _under_shift(run)
-    probabilities = np.asarray(run.test_probabilities(members))
-    alone = (per_member(f, probabilities, labels).tolist() for f in (accuracy, log_likelihood))
+    said = run.test_log_probs(members)
+    alone = (per_member(f, said, labels, log=True).tolist() for f in (accuracy, log_likelihood))
     figure = plots.weights(members, ensemble.weights, *alone)
     yield Drawing("weights", "weight of each member", figure)
     for member, arch, weight in zip(members, ensemble.archs, ensemble.weights, strict=True):
         figure = architectures.draw(run.space, arch, f"#{member}, weight {weight:.2f}")
         yield Drawing(f"architecture-{member}", run.space.to_string(arch), figure)
-    initial = int(found.counts[0])
-    figure = plots.likelihoods(found.log_likelihoods, members, initial)
+    initial = int(record.counts[0])
+    figure = plots.likelihoods(record.log_likelihoods, members, initial)
     yield Drawing("likelihoods", "log-likelihood of each candidate", figure)
-    figure = plots.evidence(found.counts, found.log_evidence, found.evidence_sd)
+    figure = plots.evidence(record.counts, record.log_evidence, record.evidence_sd)
     if figure is not None:
         yield Drawing("evidence", "log evidence against evaluations", figure)
-    figure = plots.kernel_map(*kernel_coordinates(found.gram), found.log_likelihoods, members)
+    figure = plots.kernel_map(*kernel_coordinates(record.gram), record.log_likelihoods, members)
     yield Drawing("map", "map of the candidates", figure)
     predicted = _predicted(run)
     if predicted.actual.size:
@@ -233,14 +277,14 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
         figure = plots.predictions(predicted, correlation)
         yield Drawing("surrogate", "predicted against actual likelihood", figure)
     if len(members) > 1:
-        pairwise = np.asarray(disagreement(probabilities).pairwise)
+        pairwise = np.asarray(disagreement(said, log=True).pairwise)
         figure = plots.disagreement(pairwise, members)
         yield Drawing("disagreement", "how often two members differ", figure)
 
 
 def _under_shift(run: Run) -> Iterator[Drawing]:
     """Draw metrics against severity, where `bqnes robustness` has measured them."""
-    found = robustness.load(run)
+    found = robustness.read_study(run)
     if found is None:
         return
     study, _ = found
@@ -255,7 +299,7 @@ def _under_shift(run: Run) -> Iterator[Drawing]:
 
 
 def _by_corruption(run: Run) -> str:
-    found = robustness.load(run)
+    found = robustness.read_study(run)
     if found is None:
         return ""
     study, images = found
@@ -266,26 +310,29 @@ def _by_corruption(run: Run) -> str:
 
 
 def _reliability(name: str, title: str, ensemble: Ensemble) -> Drawing:
-    curve = reliability_curve(ensemble.test_probabilities, ensemble.run.found.test_labels)
+    labels = ensemble.run.record.test_labels
+    curve = reliability_curve(ensemble.test_log_probs, labels, log=True)
     figure = plots.reliability(curve, f"{title}: ECE {ensemble.metrics.ece:.4f}")
     return Drawing(name, f"accuracy by confidence, {title}", figure)
 
 
 def _predicted(run: Run) -> Predicted:
     """Ask the surrogate for each candidate that it helped to choose, as it was then."""
-    found, search = run.found, run.config.search
-    counts = found.counts[found.counts < len(found.archs)]
+    record, search = run.record, run.config.search
+    counts = record.counts[record.counts < len(record.archs)]
     if not counts.size:
         return Predicted(*(np.zeros(0) for _ in Predicted._fields))
     said = predict_each(
-        jnp.asarray(found.archs),
-        jnp.asarray(found.log_likelihoods),
+        jnp.asarray(record.archs),
+        jnp.asarray(record.log_likelihoods),
         jnp.asarray(counts),
         search.warp,
         search.fit,
         run.space,
+        search.kernel,
+        record.temperature,
     )
-    actual = found.log_likelihoods / search.warp.temperature
+    actual = record.log_likelihoods / record.temperature
     known = np.isfinite(actual) & (np.arange(len(actual)) >= counts[0])
     mean, sd, log_scale = (np.asarray(values, float)[known] for values in said)
     with np.errstate(divide="ignore"):
@@ -304,13 +351,15 @@ def _sections(
     def drawn_or(name: str, otherwise: str) -> str:
         return drawn(name) if name in drawings else html.paragraph(otherwise)
 
+    warnings = "".join(map(html.paragraph, warnings_of(ensemble, rows)))
     bodies = {
         "Results": html.table(rows, own),
+        "Warnings": warnings,
         "Calibration": drawn("reliability", "reliability-single"),
         "Dataset shift": drawn(*_SHIFT) + _by_corruption(ensemble.run),
         "Weights": drawn("weights"),
         "Architectures": drawn(*(f"architecture-{member}" for member in ensemble.members)),
-        "Search": drawn("likelihoods", "evidence"),
+        "Search": drawn("likelihoods", "evidence") + html.paragraph(_scale(ensemble.run)),
         "Map": drawn("map"),
         "Surrogate": drawn_or("surrogate", "No candidate was trained after the first ones."),
         "Disagreement": drawn_or("disagreement", "The ensemble has one member."),
@@ -320,10 +369,12 @@ def _sections(
     }
     if _SHIFT[0] not in drawings:
         del bodies["Dataset shift"]
+    if not warnings:
+        del bodies["Warnings"]
     if "evidence" not in drawings:
         bodies["Search"] += html.paragraph("The evidence was never positive.")
     fills = {
-        "temperature": ensemble.run.config.search.warp.temperature,
+        "temperature": float(ensemble.run.record.temperature),
         "drawing": architectures.how_to_read(ensemble.run.space),
     }
     return [
@@ -335,14 +386,17 @@ def _sections(
 def _commands(ensemble: Ensemble) -> str:
     """Return what does the run again, and selects the ensemble if that is not the run's own."""
     config = ensemble.run.config
-    again = "bqnes run --config config.yaml --out again"
+    again, family = "bqnes run --config config.yaml --out again", ""
+    if not is_named(config.family):
+        again = f"bqnes_jax.search(family=family, data=data, budget={config.search.budget}, …)"
+        family = " --family package.module:family"
     if (ensemble.method, ensemble.size) == (
-        algorithms.find(config.algorithm).method,
+        algorithms.find_trainable(config.algorithm).method,
         config.ensemble_size,
     ):
         return again
     selected = f"--method {ensemble.method} --size {ensemble.size} --save"
-    return f"{again}\nbqnes reselect again {selected}"
+    return f"{again}\nbqnes reselect again{family} {selected}"
 
 
 def _config(run: Run) -> str:

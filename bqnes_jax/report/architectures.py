@@ -1,4 +1,7 @@
-"""Drawings of architectures: cells as graphs, slices as bars."""
+"""Drawings of architectures: cells as graphs, slices as bars, other choices as lists."""
+
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -7,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from bqnes_jax.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SMALL, TEXT, WIDTH
-from bqnes_jax.spaces import Space
+from bqnes_jax.spaces import NATSSpace, Product, Seeded, Space
 from bqnes_jax.spaces.nats import EDGES, OPERATIONS
 from bqnes_jax.spaces.slimmable import SlimmableSpace
 
@@ -21,22 +24,72 @@ _LOOKS = {  # operation: what it is called, colour, line width
 _BENDS = {(0, 1): 0, (1, 2): 0, (2, 3): 0, (0, 2): -0.68, (1, 3): 0.68, (0, 3): -0.8}
 
 
+@functools.singledispatch
 def draw(space: Space, arch: Int[np.ndarray, " length"], title: str) -> Figure:
-    """Draw an architecture of a space that is known here."""
-    return slices(space, arch, title) if isinstance(space, SlimmableSpace) else cell(arch, title)
+    """Draw an architecture; that of a space without a drawing of its own is written out."""
+    return listing([("", space.to_string(arch))], title)
 
 
+@functools.singledispatch
 def how_to_read(space: Space) -> str:
     """Say what a drawing shows, as the rest of a sentence."""
-    if isinstance(space, SlimmableSpace):
-        return (
-            "a bar is a layer, as high as the part of its channels that is used; a layer without a "
-            "bar is left out"
-        )
+    return "each line is one choice"
+
+
+@draw.register
+def _(space: Seeded, arch: np.ndarray, title: str) -> Figure:
+    return draw(space.base, arch[:-1], f"{title}, seed {arch[-1]}")
+
+
+@how_to_read.register
+def _(space: Seeded) -> str:
+    return how_to_read(space.base)
+
+
+@draw.register
+def _(space: Product, arch: np.ndarray, title: str) -> Figure:
+    return listing([(name, str(value)) for name, value in space.decode(arch).items()], title)
+
+
+@draw.register
+def _(space: NATSSpace, arch: np.ndarray, title: str) -> Figure:
+    return cell(arch, title)
+
+
+@how_to_read.register
+def _(space: NATSSpace) -> str:
     return (
         "an arrow is an operation that leads from one node to another, a thin grey one passes on "
         "what it gets, and no arrow means no connection"
     )
+
+
+@draw.register
+def _(space: SlimmableSpace, arch: np.ndarray, title: str) -> Figure:
+    return slices(space, arch, title)
+
+
+@how_to_read.register
+def _(space: SlimmableSpace) -> str:
+    return (
+        "a bar is a layer, as high as the part of its channels that is used; a layer without a "
+        "bar is left out"
+    )
+
+
+def listing(lines: Sequence[tuple[str, str]], title: str) -> Figure:
+    """Write choices below each other: names on the left, what was chosen on the right."""
+    figure = Figure(
+        figsize=(WIDTH, 0.45 + 0.22 * len(lines)), layout="constrained", facecolor="white"
+    )
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
+    axes.set(xlim=(0, 1), ylim=(len(lines) - 0.4, -0.6))
+    axes.axis("off")
+    for place, (name, value) in enumerate(lines):
+        axes.text(0.0, place, name, fontsize=SMALL, color="#666666", va="center")
+        axes.text(0.4 if name else 0.0, place, value, fontsize=SMALL, color=INK, va="center")
+    return figure
 
 
 def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from bqnes_jax.report.plots import signed
 from bqnes_jax.runs import Metrics
+from bqnes_jax.types import Status
 
 _CSS = """
 * { box-sizing: border-box; }
@@ -71,22 +72,23 @@ pre { margin: 0 0 .75rem; padding: .75rem; background: #f6f6f6; border-radius: 4
 
 HOW_TO_READ = {
     "Results": (
-        "On the test images, from the same candidates: accuracy and log-likelihood are better when "
+        "On the test data, from the same candidates: accuracy and log-likelihood are better when "
         "higher, ECE (expected calibration error) when lower; the best of each column is bold, and "
         "the shaded row is the ensemble of this report."
     ),
+    "Warnings": "What went differently than it should, and what helps.",
     "Calibration": (
         "A bar shows how often predictions of that confidence are right, its black line how often "
         "they claim to be; a bar that ends below its line is overconfident, and the small bars "
-        "count the images."
+        "count the points."
     ),
     "Weights": (
-        "How much each member counts; below its number, what it does alone on the test images: "
+        "How much each member counts; below its number, what it does alone on the test data: "
         "accuracy and log-likelihood."
     ),
     "Architectures": "What the members are built of: {drawing}.",
     "Search": (
-        "How well each candidate explains the validation images, with triangles for those far "
+        "How well each candidate explains the validation data, with triangles for those far "
         "below; and log Ẑ, the logarithm of the tempered likelihood averaged over the whole space "
         "as it was believed at that time, whose band narrows as more is known."
     ),
@@ -105,7 +107,7 @@ HOW_TO_READ = {
         "its severities, the best single network in small letters."
     ),
     "Disagreement": (
-        "How often two members predict different classes for a test image: those that differ more "
+        "How often two members predict different classes for a test point: those that differ more "
         "can correct more of each other's mistakes."
     ),
     "How to do it again": (
@@ -118,11 +120,15 @@ _METRICS = ("Accuracy %", "ECE", "Log-lik.")
 
 
 class Row(NamedTuple):
-    """An ensemble of the table: what it is called, how many members were asked for, how good."""
+    """An ensemble of the table: what it is called, how many members were asked for, how good.
+
+    The status says what went differently when it was selected.
+    """
 
     name: str
     size: int
     metrics: Metrics
+    status: Status = Status.OK
 
 
 class Drawing(NamedTuple):
@@ -194,6 +200,20 @@ def paired_table(first: str, names: Sequence[str], pairs: Sequence[tuple[Metrics
     )
 
 
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, own: int = -1) -> str:
+    """Return a table of texts, one row marked."""
+    lines = []
+    for i, row in enumerate(rows):
+        cells = "".join(f"<td>{escape(text).replace(' [', '<br><small>[')}</td>" for text in row)
+        mark = ' class="own"' if i == own else ""
+        lines.append(f"<tr{mark}>{cells.replace(']</td>', ']</small></td>')}</tr>\n")
+    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return (
+        f'<table class="plain">\n<thead><tr>{names}</tr></thead>\n'
+        f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n"
+    )
+
+
 def figures(drawings: Sequence[Drawing]) -> str:
     """Return figures side by side, or one below the other where it is narrow."""
     drawn = (f"<figure>{to_svg(*drawing)}</figure>\n" for drawing in drawings)
@@ -226,7 +246,7 @@ def to_svg(name: str, shows: str, figure: Figure) -> str:
     # Its style would hold for the whole page.
     text = re.sub(r"<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"\n\s*", "\n", text).replace("xlink:href", "href")
-    box = re.search(r'viewBox="[^"]*"', text).group()
+    box, *_ = re.findall(r'viewBox="[^"]*"', text)
     opening = f'<svg {box} role="img" aria-label="{escape(shows)}" stroke-linejoin="round">'
     return _renamed(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1), name)
 

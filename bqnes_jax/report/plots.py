@@ -7,7 +7,7 @@ side by side where there is room.
 
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -55,7 +55,7 @@ def reliability(curve: ReliabilityCurve, title: str) -> Figure:
     ends = centres[used] - 0.44 * width, centres[used] + 0.44 * width
     above.hlines(confidence[used], *ends, color=INK, linewidth=1.8)
     above.set(xlim=(0, 1), ylim=(0, 1.03))
-    _style(below, "", "confidence", "images")
+    _style(below, "", "confidence", "points")
     below.bar(centres[used], count[used], 0.88 * width, color=GREY)
     for centre, number in zip(centres[used], count[used], strict=True):
         _note(below, f"{number:.0f}", (centre, number), (0, 1), "center", 7)
@@ -148,15 +148,15 @@ def kernel_map(
     members: Int[np.ndarray, " M"],
 ) -> Figure:
     """Draw candidates where the kernel places them; `shares` of the spread are the axes."""
-    names = [f"axis {i + 1} ({100 * share:.0f} % of the spread)" for i, share in enumerate(shares)]
-    figure, axes = _figure("Candidates by kernel", *names, 3.9)
+    x, y = (f"axis {i + 1} ({100 * share:.0f} % of the spread)" for i, share in enumerate(shares))
+    figure, axes = _figure("Candidates by kernel", x, y, 3.9)
     low, high = shown_range(values)
     failed = np.isnan(values)
     worst_first = np.argsort(values, kind="stable")[: (~failed).sum()]  # NaN is sorted last
     points = axes.scatter(
         *places[worst_first].T,
-        42,
-        np.maximum(values[worst_first], low),
+        s=42,
+        c=np.maximum(values[worst_first], low),
         cmap="viridis",
         vmin=low,
         vmax=max(high, low + 1e-9),
@@ -166,7 +166,7 @@ def kernel_map(
     )
     axes.scatter(
         *places[members].T,
-        120,
+        s=120,
         facecolors="none",
         edgecolors=ORANGE,
         linewidths=1.8,
@@ -199,9 +199,9 @@ def predictions(predicted: Predicted, correlation: float) -> Figure:
     # Large uncertainty must not squeeze what was predicted well.
     bottom = min(low, max(floor, float(predicted.low.min())))
     top = max(high, min(2 * high - low, float(predicted.high.max())))
-    ends = (np.clip(end, bottom, top) for end in (predicted.low, predicted.high))
+    lower, upper = (np.clip(end, bottom, top) for end in (predicted.low, predicted.high))
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.vlines(x, *ends, color=PALE, linewidth=1.6)
+    axes.vlines(x, lower, upper, color=PALE, linewidth=1.6)
     axes.plot(x, y, "o", color=BLUE, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5)
     axes.set(xlim=_padded(low, high, 0.05), ylim=_padded(bottom, top, 0.05))
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -210,7 +210,7 @@ def predictions(predicted: Predicted, correlation: float) -> Figure:
 
 def disagreement(pairwise: Float[np.ndarray, "M M"], members: Int[np.ndarray, " M"]) -> Figure:
     """Draw for each pair of members how often they predict different classes."""
-    figure, axes = _figure("Images on which two members differ, %", "", "", 3.2)
+    figure, axes = _figure("Test points on which two members differ, %", "", "", 3.2)
     percent = 100 * pairwise
     top = max(float(percent.max()), 1e-9)
     axes.imshow(percent, cmap="Blues", vmin=0, vmax=1.35 * top)
@@ -238,12 +238,62 @@ def under_shift(
     for i, values in enumerate(each):
         label = "each corruption" if i == 0 else None
         axes.plot(severities, values, color=PALE, linewidth=0.8, label=label)
-    style = {"linewidth": 1.6, "markersize": 4.5}
+    style: dict[str, Any] = {"linewidth": 1.6, "markersize": 4.5}
     axes.plot(severities, single, "s--", color=ORANGE, label="best single", **style)
     axes.plot(severities, each.mean(axis=0), "o-", color=BLUE, label="ensemble", **style)
     axes.set_xticks(severities, ["clean" if s == 0 else str(s) for s in severities])
     _legend(figure)
     return figure
+
+
+def loss_by_size(sizes: Sequence[int], losses: Sequence[float], own: int) -> Figure:
+    """Draw the loss against the number of members, the chosen number marked."""
+    figure, axes = _figure("What further members add", "members", "loss, nats per point", 3.2)
+    axes.plot(sizes, losses, "o-", color=BLUE, linewidth=1.4, markersize=4.5)
+    if own in sizes:
+        place = (own, losses[list(sizes).index(own)])
+        axes.plot(*place, "o", color=ORANGE, markersize=7, label="this ensemble, temperature 1")
+        _legend(figure)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return figure
+
+
+def cost_and_loss(
+    costs: Float[np.ndarray, " k"],
+    losses: Float[np.ndarray, " k"],
+    singles: int,
+    sizes: Sequence[int],
+) -> Figure:
+    """Draw loss against cost, of `singles` models and then ensembles, and what nothing beats."""
+    figure, axes = _figure("Cost and loss", "cost", "loss, nats per point", 3.4)
+    low, high = shown_range(-losses)  # the best are the highest
+    front = pareto_front(costs, losses)
+    steps = {"where": "post", "color": GREEN, "linewidth": 1.2, "label": "best for the cost"}
+    axes.step(costs[front], losses[front], **steps)
+    for part, colour, label in (
+        (slice(None, singles), GREY, "one model"),
+        (slice(singles, None), BLUE, "ensemble"),
+    ):
+        axes.plot(costs[part], np.minimum(losses[part], -low), "o", color=colour, label=label)
+    for size, cost, loss in zip(sizes, costs[singles:], losses[singles:], strict=True):
+        _note(axes, f"{size}", (cost, loss), (0, 5), "center", SMALL, BLUE)
+    axes.set(ylim=_padded(-high, -low, 0.1))
+    _legend(figure)
+    return figure
+
+
+def pareto_front(costs: Float[np.ndarray, " k"], losses: Float[np.ndarray, " k"]) -> list[int]:
+    """Return the places that no other beats in cost and loss, the cheapest first.
+
+    Example:
+        >>> pareto_front(np.array([1.0, 2.0, 3.0, 3.0]), np.array([0.5, 0.6, 0.2, 0.3]))
+        [0, 2]
+    """
+    front: list[int] = []
+    for i in np.lexsort((losses, costs)).tolist():
+        if not front or losses[i] < losses[front[-1]]:
+            front.append(i)
+    return front
 
 
 def shown_range(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
@@ -309,7 +359,7 @@ def _mark(
     label: str,
 ) -> None:
     """Draw points; those below what is shown as triangles at its edge."""
-    style = {"color": colour, "linestyle": "none", "markeredgecolor": "white"}
+    style: dict[str, Any] = {"color": colour, "linestyle": "none", "markeredgecolor": "white"}
     axes.plot(x, np.where(y >= low, y, np.nan), marker="o", markersize=5.5, label=label, **style)
     if (y < low).any():
         axes.plot(x[y < low], np.full((y < low).sum(), low), marker="v", markersize=6, **style)

@@ -5,6 +5,7 @@ test images are corrupted.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,16 +14,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
-from bqnes_jax.config import TaskConfig, load_data
-from bqnes_jax.data import CORRUPTIONS, Images, downsample, read_split, split_indices
+from bqnes_jax.data import (
+    CORRUPTIONS,
+    Examples,
+    Split,
+    downsample,
+    load,
+    read_split,
+    split_indices,
+)
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import read_json, write_json, writing
-from bqnes_jax.metrics import accuracy, ece
-from bqnes_jax.runs import Ensemble, Run
+from bqnes_jax.pooling import Pool
+from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
+from bqnes_jax.studies.comparison import measure_ensemble
 
 PAPER_SEVERITIES = (1, 3, 5)
 OWN = "corrupted here"
@@ -30,7 +38,7 @@ NAMES = ("ensemble", "best single")  # what of a run is studied
 _FILE = "robustness.json"
 
 Condition = tuple[str, int]  # corruption and severity
-Predict = Callable[[UInt8[np.ndarray, "n h w c"]], Float[Array, "members n classes"]]
+Predict = Callable[[UInt8[np.ndarray, "n h w c"]], Float[np.ndarray | Array, "members n classes"]]
 Measured = Float[np.ndarray, "ensembles 3"]
 
 
@@ -74,6 +82,8 @@ def study(
     weights: Float[Array, "ensembles members"],
     shifted: Shifted,
     under: Iterable[Condition],
+    *,
+    pools: Sequence[Pool] | None = None,
 ) -> Iterator[tuple[Condition, Measured]]:
     """Measure ensembles of the same members, one condition after another.
 
@@ -82,29 +92,35 @@ def study(
         weights: of the members in each ensemble; 0 for those that do not belong to it.
         shifted: returns the images of a condition; see `data.shifted`.
         under: the conditions.
+        pools: what the weights of each ensemble are for; mixtures unless given.
     """
+    pools = (Pool.MIXTURE,) * len(weights) if pools is None else tuple(pools)
     for condition in under:
         images, labels = shifted(*condition)
-        measured = measure_all(weights, predict(images), jnp.asarray(labels))
+        log_probs = predict(np.asarray(images))
+        measured = measure_all(weights, log_probs, jnp.asarray(labels), pools=pools)
         yield condition, np.asarray(measured, float)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="pools")
 def measure_all(
     weights: Float[Array, "ensembles members"],
     log_probs: Float[Array, "members n classes"],
     labels: Int[Array, " n"],
+    *,
+    pools: tuple[Pool, ...] | None = None,
 ) -> Float[Array, "ensembles 3"]:
-    """Return accuracy, ECE and log-likelihood of every ensemble."""
-    probabilities = jnp.exp(log_probs)
-    mixtures = jnp.einsum("em,mnc->enc", weights, probabilities, precision=lax.Precision.HIGHEST)
-    of_label = jnp.take_along_axis(log_probs, labels[None, :, None], axis=2)[..., 0]
-
-    def of_one(weights, mixture):
-        each = jax.nn.logsumexp(of_label, axis=0, b=weights[:, None])  # does not underflow
-        return jnp.stack([accuracy(mixture, labels), ece(mixture, labels), each.sum()])
-
-    return jax.vmap(of_one)(weights, mixtures)
+    """Return accuracy, ECE and log-likelihood of every ensemble, a mixture unless said."""
+    pools = (Pool.MIXTURE,) * len(weights) if pools is None else pools
+    measured = jnp.zeros((len(weights), 3), jnp.result_type(weights, log_probs))
+    for pool in Pool:  # one program for all ensembles of a kind, however many they are
+        rows = np.flatnonzero([own == pool for own in pools])
+        if rows.size:
+            measure = functools.partial(
+                measure_ensemble, log_probs=log_probs, labels=labels, pool=pool
+            )
+            measured = measured.at[rows].set(jax.lax.map(measure, weights[rows]))
+    return measured
 
 
 def collect(
@@ -121,8 +137,10 @@ def collect(
 def of_run(
     run: Run,
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
+    *,
     severities: Sequence[int] = PAPER_SEVERITIES,
     path: str | None = None,
+    data: Split | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Robustness:
     """Study the saved ensemble of a run, and its best single network, and keep what is found.
@@ -134,25 +152,28 @@ def of_run(
         corruptions: which.
         severities: from 1 to 5.
         path: of published corrupted images (see `data.shifted.published`) instead of own ones.
+        data: what the run was given, if that was arrays and not the name of a data set.
         progress: called with (how many conditions are measured, how many there are).
     """
     under = conditions(corruptions, severities)
     ensemble, single = run.saved_ensemble(), run.ensemble(1, "top")
     members = np.union1d(ensemble.members, single.members)
     weights = np.stack([_spread(one, members) for one in (ensemble, single)])
+    pools = ensemble.pool, single.pool
     setting = _setting(ensemble) | {"images": str(path or OWN)}
     of_setting, _, known = _read(run)
     measured = known if of_setting == setting else {}
-    shifted = shifted_test_images(run.config, path)
-    labels, known = shifted(CLEAN, 0).labels, run.found.test_labels
+    own = None if data is None else corrupted(jax.random.key(run.config.seed), _images(data))
+    shifted = own or shifted_test_images(run.config, path)
+    labels, known = shifted(CLEAN, 0).labels, run.record.test_labels
     if len(labels) == len(known) and not np.array_equal(labels, known):
         raise BQNESError(
-            f"the test images of {run.config.dataset} are not those of run {run.directory}: the "
+            f"the test images of {run.config.data} are not those of run {run.directory}: the "
             "data have changed since."
         )
     missing = [condition for condition in under if condition not in measured]
     predict = run.predictor(members)
-    for condition, found in study(predict, jnp.asarray(weights), shifted, missing):
+    for condition, found in study(predict, jnp.asarray(weights), shifted, missing, pools=pools):
         measured[condition] = found
         _write(run, setting, under, measured)
         if progress is not None:
@@ -161,7 +182,7 @@ def of_run(
     return collect(NAMES, measured, under)
 
 
-def load(run: Run) -> tuple[Robustness, str] | None:
+def read_study(run: Run) -> tuple[Robustness, str] | None:
     """Return what `of_run` found last for the saved ensemble, and of which images; None if nothing.
 
     Nothing is also what was not measured to its end, or damaged.
@@ -180,22 +201,33 @@ def shifted_test_images(task: TaskConfig, path: str | None = None) -> Shifted:
 
     They are corrupted in the size they come in, and shrunk after that, as the task's images are.
     """
-    dataset, data = load_data(
-        dataclasses.replace(task, data=dataclasses.replace(task.data, size=None))
-    )
     if path is None:
-        full = corrupted(jax.random.key(task.seed), data.test)
-    elif task.data.split_file:
-        full = published(path, dataset, read_split(task.data.split_file, dataset))
+        whole = load_data(dataclasses.replace(task, image_size=None))
+        full = corrupted(jax.random.key(task.seed), _images(whole))
     else:
-        places = split_indices(dataset, task.data.split, seed=task.data.split_seed)
+        dataset = load(task.data, task.data_directory)
+        if task.split_file:
+            places = read_split(task.split_file, dataset)
+        else:
+            places = split_indices(dataset, task.split, seed=task.split_seed)
         full = published(path, dataset, places)
 
-    def shifted(name: str, severity: int) -> Images:
+    def shifted(name: str, severity: int) -> Examples:
         images, labels = full(name, severity)
-        return Images(downsample(images, task.data.size) if task.data.size else images, labels)
+        return Examples(downsample(images, task.image_size) if task.image_size else images, labels)
 
     return shifted
+
+
+def _images(data: Split) -> Examples:
+    """Return the test data, if they are images that can be corrupted."""
+    inputs = data.test.inputs
+    if inputs.ndim != 4 or inputs.dtype != np.uint8:
+        raise BQNESError(
+            f"the test inputs of {data.name} have type {inputs.dtype} and shape {inputs.shape}; "
+            "only images, uint8 of shape (n, height, width, channels), can be corrupted."
+        )
+    return data.test
 
 
 def _spread(ensemble: Ensemble, members: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
@@ -210,6 +242,7 @@ def _setting(ensemble: Ensemble) -> dict:
     return {
         "members": ensemble.members.tolist(),
         "weights": ensemble.weights.round(6).tolist(),
+        "pool": ensemble.pool.value,
         "version": importlib.metadata.version("bqnes-jax"),
     }
 
@@ -232,6 +265,11 @@ def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
         return {}, [], {}
 
 
+def _plain(found: Measured) -> list:
+    """Return numbers as lists, with None for those that JSON does not have."""
+    return np.where(np.isfinite(found), found.round(6), np.array(None)).tolist()
+
+
 def _measured(content: dict) -> dict[Condition, Measured]:
     measured = {}
     for name, values in content.items():
@@ -247,7 +285,7 @@ def _write(
     run: Run, setting: dict, under: list[Condition], measured: dict[Condition, Measured]
 ) -> None:
     values = {
-        f"{corruption}-{severity}": np.where(np.isfinite(found), found.round(6), None).tolist()
+        f"{corruption}-{severity}": _plain(found)
         for (corruption, severity), found in measured.items()
     }
     content = {"setting": setting, "under": under, "measured": values}

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int, Int32
 
-from bqnes_jax import algorithms, candidates, live
-from bqnes_jax.algorithms import Evaluate, Pair, search, select_ensemble
-from bqnes_jax.candidates import History, Info, SearchConfig
-from bqnes_jax.devices import spread
-from bqnes_jax.ensemble import ensemble_probabilities
+from bqnes_jax import algorithms, candidates
+from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
+from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
-from bqnes_jax.live import Predict
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
-from bqnes_jax.spaces import Space
+from bqnes_jax.parallel import spread
+from bqnes_jax.pooling import Pool, ensemble_log_probabilities
+from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, count_seeds
 from bqnes_jax.tables import Tabulated, evaluator
+from bqnes_jax.types import Status
 
 METRICS = ("accuracy", "ece", "log_likelihood")
 LOWER_IS_BETTER = ("ece",)
@@ -39,16 +39,23 @@ class Row(NamedTuple):
     accuracy: Float[np.ndarray, " seeds"]
     ece: Float[np.ndarray, " seeds"]
     log_likelihood: Float[np.ndarray, " seeds"]
+    status: Status = Status.OK  # what went differently, for any seed
+    effective_size: float = float("nan")  # of the posterior over the candidates, mean over seeds
 
 
 class Chosen(NamedTuple):
     """Ensembles of all seeds."""
 
-    archs: Int32[ArrayLike, "seeds M length"]
-    weights: Float[ArrayLike, "seeds M"]
+    archs: Int32[np.ndarray | Array, "seeds M length"]
+    weights: Float[np.ndarray | Array, "seeds M"]
+    status: Int32[np.ndarray | Array, " seeds"]
+    effective_size: Float[np.ndarray | Array, " seeds"]  # NaN where nothing was searched
+    pool: Pool
 
 
 Choose = Callable[[str, int], Chosen]
+Sizes = Callable[[str], Sequence[int]]
+Predict = Callable[[Architectures], Float[Array, "M m classes"]]
 
 
 def compare_on_table(
@@ -56,44 +63,88 @@ def compare_on_table(
     names: Sequence[str],
     sizes: Sequence[int],
     seeds: int,
-    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    *,
+    config: SearchConfig = SearchConfig(),
     report: Callable[[str], None] | None = None,
     predict: Predict | None = None,
     mesh: Mesh | None = None,
     ece_reference: str = "confidence",
+    prior: Prior | None = None,
 ) -> list[Row]:
     """Compare algorithms on a table of predictions, all seeds of a search in one program.
 
     Test predictions are those of the table; where they do not fit into memory, `predict` returns
     those of some architectures. Seeds are divided among the devices of a mesh; by default all.
-    For `ece_reference` see `metrics.ece`.
+    For `ece_reference` see `metrics.ece`, for `prior` see `candidates.make`.
     """
-    space, table = tabulated.space, tabulated.table
-    if table.log_probs is None or (table.probabilities is None and predict is None):
+    whole, table = tabulated.space, tabulated.table
+    if predict is None and table.test_log_probs is not None:
+        predict = functools.partial(_look_up, whole, table.test_log_probs)
+    if table.log_probs is None or predict is None:
         raise BQNESError("the table has no predictions; comparing ensembles needs them.")
-    evaluate = evaluator(table, space)
+    evaluate = evaluator(table, whole, measure=config.measure)
     keys = jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(seeds)))
 
     @functools.cache
-    def searched(strategy: str):
-        made = candidates.make(strategy, space, None, config)
-        return _repeat(lambda key, evaluate: search(made, config, key, evaluate), mesh)(
+    def searched(strategy: str, space: Space):
+        made = candidates.make(strategy, space, config=config, prior=prior)
+        return _repeat(lambda key, evaluate: scan(made, config, key, evaluate), mesh)(
             keys, evaluate
         )
 
     def choose(name: str, size: int) -> Chosen:
-        algorithm = algorithms.find(name)
+        algorithm, space = algorithms.find(name), _searched_space(name, whole, size)
         if isinstance(algorithm, Pair) and not algorithm.only_members:
-            found = searched(algorithm.strategy)
-            return _select_all(algorithm, space, size, config, found, mesh)
-        run = algorithms.make(name, space, size, config=config)
-        return _repeat(lambda key, evaluate: _chosen(run(key, evaluate)), mesh)(keys, evaluate)
-
-    def look_up(archs: Int32[Array, "M length"]) -> Float[Array, "M m classes"]:
-        return table.probabilities[space.index(archs)]
+            found = searched(algorithm.strategy, space)
+            one = _selector(algorithm, space, size, config, prior)
+            every = spread(lambda found, e: lax.map(lambda each: one(each, e), found), mesh)
+            return every(found, evaluate)
+        run = algorithms.make(name, space, size, config=config, prior=prior)
+        return _repeat(lambda key, evaluate: _chosen(algorithm, run(key, evaluate)), mesh)(
+            keys, evaluate
+        )
 
     labels = tabulated.test_labels
-    return _compare(names, sizes, seeds, choose, predict or look_up, labels, report, ece_reference)
+    return _compare(
+        names, _sizes(whole, sizes), seeds, choose, predict, labels, report, ece_reference
+    )
+
+
+def _searched_space(name: str, space: Space, size: int) -> Space:
+    """Return what an algorithm searches of a space that may have weight seeds.
+
+    Those that are about seeds search all of it; the others each architecture with the first seed,
+    so that a comparison tells what the seeds are worth.
+    """
+    algorithms.check_seeds(name, space, size)
+    algorithm = algorithms.find(name)
+    jointly = isinstance(algorithm, Pair) and algorithm.needs_seeds
+    return space.first if isinstance(space, Seeded) and not jointly else space
+
+
+def _sizes(space: Space, sizes: Sequence[int]) -> Sizes:
+    """Return the sizes of which an algorithm has rows, by its name.
+
+    One of a single architecture has as many members as there are seeds, at most.
+    """
+
+    def of(name: str) -> Sequence[int]:
+        algorithm = algorithms.find(name)
+        if name == "Best single":
+            return (1,)
+        if isinstance(algorithm, Pair) and algorithm.one_architecture:
+            return [size for size in sizes if size <= count_seeds(space)] or sizes
+        return sizes
+
+    for size in sizes:
+        check_whole("size", size, 1)
+    return of
+
+
+def _look_up(
+    space: EnumerableSpace, log_probs: Float[Array, "size m classes"], archs: Architectures
+) -> Float[Array, "M m classes"]:
+    return log_probs[space.index(archs)]
 
 
 def compare_live(
@@ -104,33 +155,39 @@ def compare_live(
     names: Sequence[str],
     sizes: Sequence[int],
     seeds: int,
-    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    *,
+    config: SearchConfig = SearchConfig(),
     report: Callable[[str], None] | None = None,
+    prior: Prior | None = None,
 ) -> list[Row]:
     """Compare algorithms that train what they ask for; `evaluate` should remember what it did.
 
     Args:
         space: what to search.
-        evaluate: trains architectures, as `live.stored_evaluator`.
-        predict: returns the class probabilities of trained architectures at the test points.
+        evaluate: trains architectures, as `runs.Workbench.evaluator`.
+        predict: returns the log-probabilities of all classes at the test points, by trained
+            architectures.
         test_labels: the classes of the test points.
         names: of algorithms that need no table.
         sizes: numbers of members.
         seeds: how many searches of each strategy.
         config: of the searches.
         report: called with the name of what is done next.
+        prior: over the space, as in `candidates.make`.
     """
     for name in names:
-        live.trainable(name)
-    choose = choose_live(space, evaluate, seeds, config)
-    return _compare(names, sizes, seeds, choose, predict, test_labels, report)
+        find_trainable(name)
+    choose = choose_live(space, evaluate, seeds, config=config, prior=prior)
+    return _compare(names, _sizes(space, sizes), seeds, choose, predict, test_labels, report)
 
 
 def choose_live(
     space: Space,
     evaluate: Evaluate,
     seeds: int,
-    config: SearchConfig = SearchConfig(),  # noqa: B008 (immutable)
+    *,
+    config: SearchConfig = SearchConfig(),
+    prior: Prior | None = None,
 ) -> Choose:
     """Return a function (algorithm, size) that returns the ensembles of all seeds.
 
@@ -138,24 +195,24 @@ def choose_live(
     """
 
     @functools.cache
-    def searched(strategy: str, config: SearchConfig):
-        made = candidates.make(strategy, space, None, config)
+    def searched(strategy: str, space: Space, config: SearchConfig):
+        made = candidates.make(strategy, space, config=config, prior=prior)
         keys = [jax.random.key(seed) for seed in range(seeds)]
-        found = live.search_all(made, config, keys, evaluate)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+        return loop_all(made, config, keys, evaluate)
 
     def choose(name: str, size: int) -> Chosen:
-        algorithm = live.trainable(name)
+        algorithm, own = find_trainable(name), _searched_space(name, space, size)
         budgeted = algorithm.budgeted(config, size)
-        found = searched(algorithm.strategy, budgeted)
-        return _select_all(algorithm, space, size, budgeted, found)
+        one = _selector(algorithm, own, size, budgeted, prior)
+        chosen = [one(each, evaluate) for each in searched(algorithm.strategy, own, budgeted)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)
 
     return choose
 
 
 def _compare(
     names,
-    sizes,
+    sizes: Sizes,
     seeds,
     choose: Choose,
     predict: Predict,
@@ -164,19 +221,26 @@ def _compare(
     ece_reference: str = "confidence",
 ):
     check_whole("seeds", seeds, 1)
-    for size in sizes:
-        check_whole("size", size, 1)
     rows = []
     for name in names:
-        for size in sizes if name != "Best single" else (1,):
+        for size in sizes(name):
             if report is not None:
                 report(f"{name}, {size} members")
             chosen = choose(name, size)
             metrics = [
-                _measure(ece_reference, weights, predict(jnp.asarray(archs)), test_labels)
-                for archs, weights in zip(*chosen, strict=True)
+                measure_ensemble(
+                    weights,
+                    predict(jnp.asarray(archs)),
+                    test_labels,
+                    pool=chosen.pool,
+                    ece_reference=ece_reference,
+                )
+                for archs, weights in zip(chosen.archs, chosen.weights, strict=True)
             ]
-            rows.append(Row(name, size, *np.asarray(metrics, float).T))
+            status = Status(int(np.bitwise_or.reduce(np.asarray(chosen.status))))
+            accuracies, eces, log_likelihoods = np.asarray(metrics, float).T
+            worth = float(np.mean(chosen.effective_size))
+            rows.append(Row(name, size, accuracies, eces, log_likelihoods, status, worth))
     return rows
 
 
@@ -189,31 +253,49 @@ def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
     return spread(every, mesh)
 
 
-def _select_all(
-    algorithm: Pair,
-    space: Space,
-    size: int,
-    config: SearchConfig,
-    found: tuple[History, Info],
-    mesh: Mesh | None = None,
-) -> Chosen:
-    made = candidates.make(algorithm.strategy, space, None, config)
+def _selector(
+    algorithm: Pair, space: Space, size: int, config: SearchConfig, prior: Prior | None
+) -> Callable[[Searched, Evaluate], Chosen]:
+    """Return a function that selects an ensemble from what one search has evaluated."""
+    made = candidates.make(algorithm.strategy, space, config=config, prior=prior)
 
-    def select_one(one):
-        return _chosen(select_ensemble(algorithm.method, made, *one, size, config))
+    @jax.jit
+    def select(one: Searched, classes: Float[Array, "n points classes"] | None) -> Chosen:
+        return _chosen(algorithm, select_ensemble(algorithm, made, one, size, classes=classes))
 
-    return spread(lambda found: lax.map(select_one, found), mesh)(found)
-
-
-def _chosen(result: algorithms.Result) -> Chosen:
-    return Chosen(result.archs, result.weights)
+    return lambda one, evaluate: select(
+        one, classes_for(algorithm.method, evaluate, one.history.archs)
+    )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _measure(ece_reference: str, weights, members, labels):
-    """Return the metrics of one ensemble."""
-    of = ensemble_probabilities(weights, members), labels
-    return jnp.stack([accuracy(*of), ece(*of, reference=ece_reference), log_likelihood(*of)])
+def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
+    """Return an ensemble, and what went differently in all that it rests on."""
+    status, worth = result.info.status, jnp.asarray(jnp.nan)
+    blind = isinstance(algorithm, Pair) and not candidates.uses_surrogate(algorithm.strategy)
+    if result.trace is not None:
+        worth = result.trace.effective_size[-1]
+        status = status if blind else status | result.trace.evidence.status[-1]
+    return Chosen(result.archs, result.weights, status, worth, result.pool)
+
+
+@functools.partial(jax.jit, static_argnames=("pool", "ece_reference"))
+def measure_ensemble(
+    weights: Float[Array, " M"],
+    log_probs: Float[Array, "M m classes"],
+    labels: Int[Array, " m"],
+    *,
+    pool: Pool = Pool.MIXTURE,
+    ece_reference: str = "confidence",
+) -> Float[Array, " 3"]:
+    """Return accuracy, ECE and log-likelihood of an ensemble, by what its members say."""
+    said = ensemble_log_probabilities(weights, log_probs, pool=pool)
+    return jnp.stack(
+        [
+            accuracy(said, labels, log=True),
+            ece(said, labels, reference=ece_reference, log=True),
+            log_likelihood(said, labels, log=True),
+        ]
+    )
 
 
 class Cell(NamedTuple):

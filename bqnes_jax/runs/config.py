@@ -1,0 +1,130 @@
+"""Everything that decides the outcome of a run, in one value.
+
+A config file is YAML or JSON with the fields that differ from the preset, nested as they are here:
+
+    data: cifar10_subset
+    image_size: 8
+    split: [2000, 1000, 1000]
+    search: {budget: 60}
+    train: {steps: 300, network: {channels: 8}}
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+from bqnes_jax import algorithms, families
+from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.data import Split, load, split
+from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.families import NetworkFamily
+from bqnes_jax.families.registry import import_named
+from bqnes_jax.identity import SELECTION, SPEED, field, identity
+from bqnes_jax.training import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """What networks are trained on, and how.
+
+    Attributes:
+        family: nats, slimmable, or package.module:family for one of your own.
+        data: a name that `bqnes data list` shows, or the path of an .npz with x and y.
+        data_directory: where data sets are; by default $BQNES_DATA_DIR.
+        image_size: shrink images to size × size; by default they stay as they are.
+        split: how many examples to train, validate and test with, as counts or fractions; by
+            default as in NAS-Bench-201 for its data sets.
+        split_file: a JSON file with lists of places train, valid and test, instead of `split`.
+        split_seed: of the shuffling before the split.
+        seed: of the weights, and of the search.
+        train: how the family trains; it has as many classes as the data, whatever is said here.
+    """
+
+    family: str = "nats"
+    data: str = "digits"
+    _: dataclasses.KW_ONLY
+    data_directory: str | None = field(SPEED, default=None)
+    image_size: int | None = None
+    split: tuple[int | float, int | float, int | float] | None = None
+    split_file: str | None = field(SPEED, default=None)  # what is in it, the store knows
+    split_seed: int = 777
+    seed: int = 0
+    train: Any = dataclasses.field(default_factory=TrainConfig)
+
+    def __post_init__(self):
+        check_whole("seed", self.seed, 0, 2**31 - 1)
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data set, without the folder that a file is in."""
+        return Path(self.data).stem if self.data.endswith(".npz") else self.data
+
+    @property
+    def label(self) -> str:
+        """The family, unless it is the default, and the data set: for the name of a directory."""
+        parts = [self.family.replace(":", "-")] if self.family != TaskConfig.family else []
+        return "-".join([*parts, self.data_name])
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(TaskConfig):
+    """A search, the training of its candidates, and the ensemble that is selected in the end.
+
+    Attributes:
+        algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective".
+            Another method selects from the same networks: with the same --out, or by `reselect`.
+            With several seeds also BQ-W (what BQ-S is then) and Deep ensemble.
+        ensemble_size: how many members the ensemble has.
+        prior: which function of architectures returns the logarithm of their prior, as
+            package.module:function; by default they are equally likely.
+        seeds: with how many weight seeds an architecture can be trained: `seed` and those after it.
+            With more than one, a candidate is an architecture with one of them.
+        search: which architectures are tried.
+    """
+
+    _: dataclasses.KW_ONLY
+    algorithm: str = field(SELECTION, default="BQ-S")
+    ensemble_size: int = field(SELECTION, default=3)
+    prior: str | None = None
+    seeds: int = 1
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("ensemble_size", self.ensemble_size, 1)
+        check_whole("seeds", self.seeds, 1)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides which networks are trained: all fields that are marked as such.
+
+        Of the algorithm that is its strategy; the method only selects. What the family is, the
+        manifest of the store knows better than its name.
+        """
+        strategy = algorithms.find_trainable(self.algorithm).strategy
+        decides = {**identity(self), "data": self.data_name, "strategy": strategy}
+        return {name: value for name, value in decides.items() if name != "family"}
+
+
+def load_data(config: TaskConfig) -> Split:
+    """Load the data set of a task, and cut it."""
+    dataset = load(config.data, config.data_directory, size=config.image_size)
+    sizes = None if config.split_file else config.split
+    return split(dataset, sizes, seed=config.split_seed, file=config.split_file)
+
+
+def make_prior(name: str | None) -> Prior | None:
+    """Import the prior of that name; None for the uniform one."""
+    if name is None:
+        return None
+    found = import_named("prior", name)
+    if not callable(found):
+        raise BQNESError(
+            f"prior is {name!r}, which is no function; give package.module:function, or the "
+            "function itself to bqnes_jax.search."
+        )
+    return cast(Prior, found)
+
+
+def make_family(config: TaskConfig) -> NetworkFamily:
+    """Make the family that a config names, with its options."""
+    return families.find(config.family).make(config.train)

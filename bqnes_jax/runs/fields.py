@@ -1,0 +1,132 @@
+"""Fields of configs from files and keywords, each checked against its type."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import check_plain, read_small
+
+Config = TypeVar("Config")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-5 as a number, as JSON does; to YAML 1.1 it is text, for want of a point.
+
+    Aliases, of which a few lines can stand for gigabytes, are refused.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Read one value."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias (*); write out what that stands for")
+        return super().compose_node(parent, index)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), "-+0123456789"
+)
+
+
+def read_fields(path: str | os.PathLike[str]) -> dict:
+    """Read a YAML or JSON file with fields of a config."""
+    path = Path(path)
+    try:
+        content = yaml.load(read_small(path), _Loader)
+        check_plain(content)
+    except OSError as error:
+        raise BQNESError(f"config file {path} cannot be read ({error.strerror}).") from None
+    except Exception as error:  # PyYAML has errors of many kinds
+        reason = " ".join(str(error).split())[:160]
+        raise BQNESError(f"config file {path} is neither YAML nor JSON: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BQNESError(f"config file {path} holds no fields; write lines such as 'seed: 3'.")
+    return content
+
+
+def updated(config: Config, fields: dict, *, where: str = "config") -> Config:
+    """Return a config (a dataclass) with some fields changed, nested ones too, each type checked.
+
+    Example:
+        >>> from bqnes_jax.candidates import SearchConfig
+        >>> updated(SearchConfig(), {"temperature": 64, "warp": {"warp": "log"}}).temperature
+        64.0
+    """
+    names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    values = {}
+    for name, value in fields.items():
+        if name not in names:
+            raise BQNESError(f"{where} has {name!r}; allowed are {', '.join(names)}.")
+        here = (
+            f"{where}: {name}" if where.endswith((".yaml", ".yml", ".json")) else f"{where}.{name}"
+        )
+        old = getattr(config, name)
+        if dataclasses.is_dataclass(old) and isinstance(value, dict):
+            values[name] = updated(old, value, where=here)
+        else:
+            values[name] = fitted(type(config), name, value, old, where=here)
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
+def fitted(
+    kind: type, name: str, value: object, old: object, *, where: str | None = None
+) -> object:
+    """Return a value as a field of a dataclass holds it; refuse one that does not fit.
+
+    A field that holds any config takes one of the same type as the old one.
+    """
+    hint = typing.get_type_hints(kind)[name]
+    hint = type(old) if hint is Any else hint
+    value = tuple(value) if isinstance(value, list) else value
+    try:
+        return _fitted(hint, value)
+    except TypeError:
+        wanted = _described(hint)
+        if where is None and dataclasses.is_dataclass(hint):
+            wanted = f"a {hint.__name__}: dataclasses.replace the one that configure().{name} holds"
+        raise BQNESError(f"{where or name} is {value!r}; it must be {wanted}.") from None
+
+
+def _fitted(hint: object, value: object) -> object:
+    """Return a value as a field of that type holds it; TypeError if it does not fit."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        for part in parts:
+            with contextlib.suppress(TypeError):
+                return _fitted(part, value)
+        raise TypeError
+    if origin is typing.Literal and value in parts:
+        return value
+    if origin is tuple and isinstance(value, tuple):
+        parts = parts[:1] * len(value) if parts[-1] is ... else parts
+        if len(parts) == len(value):
+            return tuple(map(_fitted, parts, value))
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not (type(None) if hint is None else hint):
+        raise TypeError
+    return value
+
+
+def _described(hint: object) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join("null" if part is type(None) else _described(part) for part in parts)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, parts))
+    if origin is tuple:
+        length = "" if parts[-1] is ... else f" of {len(parts)}"
+        return f"a list{length}, each {_described(parts[0])}"
+    if dataclasses.is_dataclass(hint):
+        return "fields: " + ", ".join(field.name for field in dataclasses.fields(hint))
+    return names.get(hint, str(hint))

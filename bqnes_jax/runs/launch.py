@@ -1,0 +1,220 @@
+"""From data to a run: search, train, select, and keep it.
+
+result = bqnes_jax.search(data="digits", budget=40)
+ensemble = result.ensemble(size=3)
+probabilities = ensemble.predict(images)
+"""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bqnes_jax import algorithms, candidates, drivers
+from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.data import Split, check_split
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
+from bqnes_jax.families.base import Progress
+from bqnes_jax.files import writing
+from bqnes_jax.files.trees import write_tree
+from bqnes_jax.identity import describe_code, identity
+from bqnes_jax.parallel import is_first, wait_for_all
+from bqnes_jax.runs.config import RunConfig, load_data, make_family, make_prior
+from bqnes_jax.runs.layout import SEARCH, SHARED, begin, keep_config
+from bqnes_jax.runs.presets import configure
+from bqnes_jax.runs.record import Record, make_record, read_record, write_record
+from bqnes_jax.runs.run import Run
+from bqnes_jax.runs.workbench import Workbench, open_workbench
+
+_OF_SEARCH = 0x5EA4C8  # apart from the keys of the weights, which start from the same seed
+_OF_DATA = ("data_directory", "image_size", "split", "split_file", "split_seed")
+
+
+def search(
+    config: RunConfig | None = None,
+    *,
+    family: NetworkFamily | str | None = None,
+    data: Split | str | os.PathLike[str] | None = None,
+    prior: Prior | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    preset: str = "tiny",
+    progress: Progress | None = None,
+    **fields: object,
+) -> Run:
+    """Search a space with real training, and return the run.
+
+    Args:
+        config: what to do; by default the preset.
+        family: what is trained: a `families.NetworkFamily`, or its name.
+        data: on what: the result of `data.from_arrays`, a name, or the path of an .npz.
+        prior: a pure function of n×length architectures that returns n log-weights, or its name as
+            package.module:function; −inf rules an architecture out. By default all are equally
+            likely.
+        out: the directory of the run; one that was begun before goes on from there, and further if
+            the budget is larger. By default a temporary one, which is removed with the result.
+        preset: "tiny", "small", "paper" or "reference", unless a config is given.
+        progress: called with (done, of how many, what is done).
+        **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset.
+    """
+    config, family, data = _resolved(
+        config, family, data, preset, fields | ({"prior": prior} if isinstance(prior, str) else {})
+    )
+    if callable(prior):  # known by its code
+        config = dataclasses.replace(config, prior=f"<{describe_code(prior)[:16]}>")
+    else:
+        prior = make_prior(config.prior)
+    family = with_seeds(family, config.seeds)
+    algorithms.check_seeds(config.algorithm, family.space, config.ensemble_size)
+    algorithm = algorithms.find_trainable(config.algorithm)
+    search_config = algorithm.budgeted(config.search, config.ensemble_size)
+    # Refuses bad settings.
+    candidates.make(algorithm.strategy, family.space, config=search_config, prior=prior)
+    check_split(data)
+    family.check(data)
+
+    scratch = None
+    if out is None:
+        if jax.process_count() > 1:
+            raise BQNESError("out is None; several hosts need a directory that all of them see.")
+        scratch = tempfile.TemporaryDirectory(prefix="bqnes-")
+        out = scratch.name
+    directory = Path(out)
+    with begin(directory, config):
+        bench = open_workbench(
+            family,
+            data,
+            directory,
+            seed=config.seed,
+            progress=progress,
+            asked=search_config.batch,
+        )
+        if is_first():
+            _keep_shared(directory, bench)
+        before = _record_so_far(directory, family)
+        record = _search(config, search_config, bench, prior, before, progress)
+        run = Run(directory, config, family, record, scratch)
+        if is_first():
+            _save(run)
+        wait_for_all()
+    return run
+
+
+def _resolved(
+    config: RunConfig | None,
+    family: NetworkFamily | str | None,
+    data: Split | str | os.PathLike[str] | None,
+    preset: str,
+    fields: dict,
+) -> tuple[RunConfig, NetworkFamily, Split]:
+    """Return the config with what was given beside it, and the family and data that it names."""
+    if config is not None and not isinstance(config, RunConfig):
+        raise BQNESError(
+            f"config is {config!r}; it must be a RunConfig: for a data set write data={config!r}."
+        )
+    if isinstance(family, type) or not isinstance(family, NetworkFamily | str | None):
+        raise BQNESError(
+            f"family is a {type(family).__name__}; it must be a name, or a NetworkFamily such as "
+            "bqnes_jax.families.from_functions returns."
+        )
+    data = os.fspath(data) if isinstance(data, os.PathLike) else data
+    if not isinstance(data, Split | str | None):
+        raise BQNESError(
+            f"data is a {type(data).__name__}; it must be a name, the path of an .npz, or what "
+            "bqnes_jax.data.from_arrays(x, y) returns."
+        )
+    named = {"family": family, "data": data}
+    given = fields | {name: value for name, value in named.items() if isinstance(value, str)}
+    if config is not None and given:
+        raise BQNESError(
+            f"both a config and {next(iter(given))!r} are given; put it into the config."
+        )
+    if isinstance(family, NetworkFamily) and "train" in given:
+        raise BQNESError("train is given, but the family decides how it trains; leave it out.")
+    config = configure(preset, **given) if config is None else config
+    if isinstance(family, NetworkFamily):
+        config = dataclasses.replace(config, family=f"<{family.name}>", train=NoOptions())
+    if isinstance(data, Split):
+        beside = [name for name in _OF_DATA if name in given]
+        if beside:
+            raise BQNESError(
+                f"{beside[0]} is given, but data are arrays that are cut already; leave it out, or "
+                "give it to bqnes_jax.data.from_arrays."
+            )
+        config = dataclasses.replace(config, data=data.name, image_size=None, split=None)
+    found = family if isinstance(family, NetworkFamily) else make_family(config)
+    return config, found, data if isinstance(data, Split) else load_data(config)
+
+
+def _record_so_far(directory: Path, family: NetworkFamily) -> Record | None:
+    path = directory / SEARCH
+    return read_record(path, family.space) if path.is_file() else None
+
+
+def _search(
+    config: RunConfig,
+    search_config: SearchConfig,
+    bench: Workbench,
+    prior: Prior | None,
+    before: Record | None,
+    progress: Progress | None,
+) -> Record:
+    """Train what the strategy asks for, after what was searched before, and return what that gave.
+
+    A run never becomes shorter: what it has is kept.
+    """
+    if before is not None and len(before.archs) > search_config.budget:
+        search_config = dataclasses.replace(search_config, budget=len(before.archs))
+    pair = algorithms.find_trainable(config.algorithm)
+    strategy = candidates.make(pair.strategy, bench.space, config=search_config, prior=prior)
+    done = 0
+
+    def count(trained: int) -> None:
+        nonlocal done
+        done += trained
+        if progress is not None:
+            progress(done, search_config.budget, "training")
+
+    searched = drivers.loop(
+        strategy,
+        search_config,
+        jax.random.fold_in(jax.random.key(config.seed), _OF_SEARCH),
+        bench.evaluator(count),
+        recorded=None if before is None else before.beginning,
+    )
+    if not np.any(searched.history.log_likelihoods < np.inf):  # NaN is not
+        rate = identity(config.train).get("learning_rate")
+        remedy = "" if rate is None else f", or lower train.learning_rate (it is {rate})"
+        raise BQNESError(
+            f"every training failed: no loss of {search_config.budget} networks is a number; check "
+            f"the scale of the data{remedy} in a new run."
+        )
+    last = jax.tree.map(lambda leaf: leaf[-1], searched.trace)
+    gram = np.asarray(strategy.gram(last, searched.history.archs))
+    archs = searched.history.archs
+    log_prior = np.zeros(len(archs)) if prior is None else np.asarray(prior(archs))
+    rule = np.asarray(strategy.rule(last, searched.history))
+    return make_record(searched, gram, log_prior, rule, bench.data)
+
+
+def _keep_shared(directory: Path, bench: Workbench) -> None:
+    """Write what all networks have in common, before any is trained."""
+    try:
+        with writing(f"run {directory}"):
+            write_tree(directory / SHARED, bench.trainer.shared)
+    except TypeError as error:
+        raise BQNESError(
+            f"what the family {bench.family.name!r} shares cannot be kept ({error}); it must be "
+            "dicts, lists and tuples of arrays."
+        ) from None
+
+
+def _save(run: Run) -> None:
+    """Write what was found, and the ensemble selected from it."""
+    with writing(f"run {run.directory}"):
+        write_record(run.directory / SEARCH, run.record)
+    keep_config(run.directory, run.config)
+    run.ensemble().save()

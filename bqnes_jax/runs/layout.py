@@ -1,0 +1,105 @@
+"""What is in the directory of a run, and who may work in it.
+
+config.json     the config, and the versions it ran with
+store/          what each network predicts, and its variables
+supernet/       checkpoints of the one network that all candidates are slices of, for such families
+shared.bqt      what all networks of the run have in common
+search.npz      the candidates in their order, how alike they are, what was believed
+ensemble.json   the members and weights of the ensemble that was selected
+robustness.json what it does on corrupted images, if that was asked for
+lock            held by the process that is at work, so that no other is
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.families import NoOptions, families, find, is_named
+from bqnes_jax.files import locked, read_json, write_json, writing
+from bqnes_jax.identity import first_difference
+from bqnes_jax.parallel import is_first, wait_for_all
+from bqnes_jax.runs.config import RunConfig
+from bqnes_jax.runs.fields import updated
+
+CONFIG, SEARCH, ENSEMBLE, SHARED = "config.json", "search.npz", "ensemble.json", "shared.bqt"
+_LOCK = "lock"
+_PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+@contextlib.contextmanager
+def begin(directory: Path, config: RunConfig) -> Iterator[None]:
+    """Make the directory of a run, or see that it is of the same, and keep others out of it."""
+    with contextlib.ExitStack() as stack:
+        if is_first():
+            with writing(f"run {directory}"):
+                directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory / _LOCK, f"run {directory}"))
+            _note_config(directory, config)
+        wait_for_all()
+        if not (directory / CONFIG).is_file():
+            raise BQNESError(
+                f"run {directory} was begun by the first host, but is not seen by host "
+                f"{jax.process_index()}; choose a directory (--out) on a file system they share."
+            )
+        yield
+
+
+def read_config(directory: Path) -> RunConfig:
+    """Read the config of a run."""
+    content = read_json(directory / CONFIG, "config").get("config")
+    if not isinstance(content, dict):
+        raise BQNESError(f"{directory / CONFIG} has been altered: it holds no config.")
+    name = content.get("family")
+    options = NoOptions()
+    if isinstance(name, str) and name in families():
+        options = find(name).options
+    return updated(RunConfig(train=options), content, where=str(directory / CONFIG))
+
+
+def read_versions(directory: Path) -> dict[str, str]:
+    """Read the versions of the packages that a run was begun with."""
+    path = directory / CONFIG
+    versions = read_json(path, "config").get("versions")
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        raise BQNESError(f"{path} has been altered: it holds no versions.")
+    return versions
+
+
+def _note_config(directory: Path, config: RunConfig) -> None:
+    """Note the config in an empty directory; refuse that of another run."""
+    path = directory / CONFIG
+    if not path.is_file():
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        _write_config(directory, config, versions)
+        return
+    different = first_difference(read_config(directory).identity(), config.identity())
+    if different is not None:
+        name, old, new = different
+        raise BQNESError(
+            f"run {directory} has {name} = {old!r}, not {new!r}; use another directory (--out) "
+            "for this one, or the same config."
+        )
+
+
+def keep_config(directory: Path, config: RunConfig) -> None:
+    """Note what the same run was asked for last: it may have gone further, or selected another."""
+    there = read_config(directory)
+    longest = max(there.search.budget, config.search.budget)
+    search = dataclasses.replace(config.search, budget=longest)
+    config = dataclasses.replace(config, search=search)
+    if not is_named(config.family):  # objects in a run that may have been begun by their names
+        own = {name: getattr(there, name) for name in ("family", "data", "train")}
+        config = dataclasses.replace(config, **own)
+    if there != config:
+        _write_config(directory, config, read_versions(directory))
+
+
+def _write_config(directory: Path, config: RunConfig, versions: dict[str, str]) -> None:
+    with writing(f"run {directory}"):
+        content = {"config": dataclasses.asdict(config), "versions": versions}
+        write_json(directory / CONFIG, content)

@@ -1,0 +1,1 @@
+"""Studies of many ensembles: algorithms compared, and ensembles under dataset shift."""
