@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t
 from shared import show, write
 
-from bqnes_jax.comparison import Row
+from bqnes_jax.studies.comparison import Row
 
 # Row -> [seeds, metrics].
 Results = dict[str, np.ndarray]

@@ -7,7 +7,7 @@ which of its data sets a claim is about: some are the opposite of each other.
 
 from against_paper import ACCURACY, ECE, LL, NLPD, RMSE, Claim
 
-from bqnes_jax.robustness import PAPER_SEVERITIES
+from bqnes_jax.studies.robustness import PAPER_SEVERITIES
 
 SIZES = (3, 5, 10)
 CIFAR100, IMAGENET = ("CIFAR-100",), ("ImageNet16-120",)

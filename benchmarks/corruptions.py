@@ -79,7 +79,7 @@ def measure_peer(name: str, images: np.ndarray, options: Options) -> float:
 
 
 def draw(options: Options) -> None:
-    images = jnp.asarray(load(options.dataset).train.images[options.image][None])
+    images = jnp.asarray(load(options.dataset).train.inputs[options.image][None])
     names = list(CORRUPTIONS)
     figure = Figure(figsize=(6.2, 1.02 * len(names)), layout="constrained")
     grid = figure.subplots(len(names), 1 + len(SEVERITIES))
@@ -109,7 +109,7 @@ def draw(options: Options) -> None:
 def main(options: Options) -> None:
     if options.sheet is not None:
         return draw(options)
-    own = load(options.dataset).train.images
+    own = load(options.dataset).train.inputs
     images = jnp.asarray(own[np.arange(options.images) % len(own)])
     large_enough = min(own.shape[1:3]) >= 32
     results, rows = {}, []

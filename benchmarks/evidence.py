@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax import lax
-from shared import REPORTED, RESULTS, console, make_repeats, show, timed, with_error, write
+from shared import REPORTED, RESULTS, console, show, timed, with_error, write
 
-from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.candidates.landscape import Listed
-from bqnes_jax.kernels import WL, FeatureRBF
-from bqnes_jax.quadrature import drawn_evidence, evidence_over
+from bqnes_jax.candidates import SearchConfig, inclusion_probabilities, make
+from bqnes_jax.drivers import scan
+from bqnes_jax.kernels import WL, FeatureRBF, WithCoordinates
+from bqnes_jax.quadrature import Evidence, drawn_evidence, included_evidence
 from bqnes_jax.spaces import NATS
-from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, wsabi
+from bqnes_jax.surrogates import TEMPERATURE, FitConfig, WarpConfig
 from bqnes_jax.tables import evaluator, nb201_proxy
 
 Dataset = Literal["cifar10", "cifar100", "imagenet16-120"]
@@ -38,122 +38,127 @@ class Options:
     """Which surfaces."""
     seeds: int = 10
     """How many repeats."""
+    estimators: tuple[str, ...] = ()
+    """Which estimators, by the first words of their names; all if none are given."""
     out: Path = RESULTS / "evidence.json"
     """Where to write the results."""
 
 
-CONFIG = SearchConfig()
-GP_CONFIG = SearchConfig(warp=WarpConfig("none"))
+PAPER = SearchConfig()
+PLAIN = SearchConfig(warp=WarpConfig("none"))
+# A surrogate that learns the logarithm, and where in a cell an operation is.
+LOGARITHM = SearchConfig(
+    batch=5,
+    warp=WarpConfig("log", depth=12.0),
+    fit=FitConfig((1e-5, 10.0), kernel_steps=0, mean="constant"),
+)
+PLACED = FeatureRBF(WithCoordinates(WL(NATS)), length_scale=1.4)
+COUNTS = [n for n in REPORTED if PAPER.initial <= n <= PAPER.budget]
+MONTE_CARLO = "plain Monte Carlo"
 
 
-def counts():
-    return [n for n in REPORTED if CONFIG.initial <= n <= CONFIG.budget]
+def by_surrogate(strategy: str, config: SearchConfig):
+    """Take the surrogate's own estimate out of the trace of a search."""
+    made = make(strategy, NATS, config=config)
+
+    def estimate(key, evaluate):
+        evidence = scan(made, config, key, evaluate).trace.evidence
+        return jax.tree.map(lambda x: x[jnp.array(COUNTS) - config.initial], evidence)
+
+    return estimate
 
 
-def at_counts(trace):
-    """Take log Ẑ of the surrogate out of a trace."""
-    return trace.evidence.log_evidence[:, jnp.array(counts()) - CONFIG.initial]
+def by_draws(strategy: str, config: SearchConfig, kernel=None, included: bool = False):
+    """Weigh each draw by how likely it was, at its step or at all."""
+    made = make(strategy, NATS, kernel=kernel, config=config)
+
+    def estimate(key, evaluate):
+        history = scan(made, config, key, evaluate).history
+        masks = jnp.arange(config.budget) < jnp.array(COUNTS)[:, None]
+        weigh, chances = drawn_evidence, jnp.tile(history.scores, (len(COUNTS), 1))
+        if included:
+            chances = inclusion_probabilities(NATS, history, kernel=kernel, config=config)
+            weigh, chances = included_evidence, chances[jnp.array(COUNTS) - config.initial]
+        return jax.vmap(
+            lambda chance, mask: weigh(history.log_likelihoods, chance, NATS.size, mask=mask)
+        )(chances, masks)
+
+    return estimate
 
 
-def averaged(history):
-    """Average the likelihoods of prior draws: plain Monte Carlo."""
-    tempered = history.log_likelihoods / TEMPERATURE
-    return jnp.stack([jax.nn.logsumexp(tempered[:, :n], 1) - jnp.log(n) for n in counts()], axis=1)
+def by_average(key, evaluate):
+    """Average the likelihoods of prior draws."""
+    made = make("random", NATS, config=PAPER)
+    tempered = scan(made, PAPER, key, evaluate).history.log_likelihoods / TEMPERATURE
+
+    def average(n: int) -> Evidence:
+        values = jnp.exp(tempered[:n] - jnp.max(tempered[:n]))
+        error = jnp.std(values, ddof=1) / jnp.sqrt(n) / jnp.mean(values)
+        mean = jnp.max(tempered[:n]) + jnp.log(jnp.mean(values))
+        return Evidence(mean, jnp.zeros_like(error), error, jnp.int32(0))
+
+    return jax.tree.map(lambda *x: jnp.stack(x), *map(average, COUNTS))
 
 
-def unbiased(history):
-    """Weigh each draw by the probability of having drawn it."""
-
-    def estimate(log_likelihoods, log_q, n):
-        mask = jnp.arange(CONFIG.budget) < n
-        return drawn_evidence(log_likelihoods, log_q, NATS.size, mask).log_evidence
-
-    every = jax.vmap(jax.vmap(estimate, (None, None, 0)), (0, 0, None))
-    return every(history.log_likelihoods, history.scores, jnp.array(counts()))
-
-
-def make_log_model():
-    """Return the estimate by a GP on the log-likelihood, from histories of any strategy."""
-    landscape = Listed(NATS, FeatureRBF(WL(NATS), length_scale=1.0))
-    rows, weights = landscape.summands(None)
-
-    def estimate(archs, log_likelihoods, n):
-        model = wsabi.fit(
-            landscape.kernel,
-            landscape.rows(archs),
-            log_likelihoods,
-            jnp.arange(CONFIG.budget) < n,
-            WarpConfig("log"),
-        )
-        return evidence_over(model, rows, weights).log_evidence
-
-    def every(history):
-        numbers = jnp.array(counts())
-        return lax.map(
-            lambda one: lax.map(lambda n: estimate(*one, n), numbers),
-            (history.archs, history.log_likelihoods),
-        )
-
-    return every
+ESTIMATORS = {
+    MONTE_CARLO: by_average,
+    "US + WSABI-L (the paper's)": by_surrogate("us", PAPER),
+    "random + WSABI-L": by_surrogate("random", PAPER),
+    "US + plain GP": by_surrogate("us", PLAIN),
+    "WSABI-L draws, by step": by_draws("posterior", PAPER),
+    "log draws, by step": by_draws("posterior", LOGARITHM, PLACED),
+    "log draws, by inclusion": by_draws("posterior", LOGARITHM, PLACED, included=True),
+}
 
 
 def main(options: Options) -> None:
     keys = jax.random.split(jax.random.key(0), options.seeds)
     tables = {dataset: nb201_proxy(dataset) for dataset in options.datasets}
-    any_table = evaluator(next(iter(tables.values())), NATS)
-    programs = {
-        name: timed(jax.jit(make_repeats(strategy, config)).lower(keys, any_table).compile)
-        for name, strategy, config in (
-            ("us", "us", CONFIG),
-            ("random", "random", CONFIG),
-            ("posterior", "posterior", CONFIG),
-            ("plain GP", "us", GP_CONFIG),
-        )
+    chosen = {
+        name: jax.jit(lambda keys, evaluate, one=one: lax.map(lambda k: one(k, evaluate), keys))
+        for name, one in ESTIMATORS.items()
+        if not options.estimators or name.startswith((MONTE_CARLO, *options.estimators))
     }
-    log_model = jax.jit(make_log_model())
-    result = {"counts": counts(), "seeds": options.seeds, "errors": {}, "seconds": {}}
+    result = {"counts": COUNTS, "seeds": options.seeds, "errors": {}, "deviations": {}}
     for dataset, table in tables.items():
         exact = float(jax.nn.logsumexp(table.log_likelihoods / TEMPERATURE) - np.log(NATS.size))
-        found = {}
-        for name, (program, compiling) in programs.items():
-            found[name], running = timed(program, keys, evaluator(table, NATS))
-            result["seconds"][name] = {
-                "compiling": compiling,
-                "running, per repeat": running / options.seeds,
-            }
-        estimates = {
-            "US + WSABI-L (the paper's)": at_counts(found["us"][1]),
-            "random + WSABI-L": at_counts(found["random"][1]),
-            "US + plain GP": at_counts(found["plain GP"][1]),
-            "plain Monte Carlo": averaged(found["random"][0]),
-            "US + GP on log-likelihood": log_model(found["us"][0]),
-            "posterior draws, weighted": unbiased(found["posterior"][0]),
-        }
-        errors = {name: np.asarray(values) - exact for name, values in estimates.items()}
-        result["errors"][dataset] = errors
-        report(dataset, exact, errors)
-    for name, seconds in result["seconds"].items():
-        console.print(
-            f"{name}: compiled in {seconds['compiling']:.1f} s, "
-            f"{seconds['running, per repeat']:.2f} s for each repeat of 10 → 150"
-        )
-    write(options.out, result)
+        errors, deviations = {}, {}
+        for name, program in chosen.items():
+            found, seconds = timed(program, keys, evaluator(table, NATS))
+            errors[name] = np.asarray(found.log_evidence, float) - exact
+            deviations[name] = np.hypot(found.posterior_sd, found.sampling_sd)
+            console.print(f"{name}: {seconds / options.seeds:.2f} s for each search")
+        result["errors"][dataset], result["deviations"][dataset] = errors, deviations
+        report(dataset, exact, errors, deviations)
+        write(options.out, result)
 
 
-def report(dataset: str, exact: float, errors: dict) -> None:
-    rows, negative = [], 0
+def report(dataset: str, exact: float, errors: dict, deviations: dict) -> None:
+    """Print mean distances, what is lost against Monte Carlo with the same keys, and coverage."""
+    rows, paired, negative = [], [], 0
+    usual = np.abs(errors[MONTE_CARLO])
     for name, error in errors.items():
-        row = [name]
-        for column in error.T:
-            positive = np.isfinite(column)  # the plain GP's estimate can be negative
-            negative += (~positive).sum()
-            text = with_error(np.abs(column[positive]), 2) if positive.any() else "–"
-            row.append(text + ("" if positive.all() else "*"))
-        last = error[:, -1]
-        row.append(f"{last[np.isfinite(last)].mean():+.2f}")
-        rows.append(row)
-    columns = ["|log Ẑ − log Z| after", *map(str, counts()), "bias"]
+        finite = np.isfinite(error)  # the plain GP's estimate can be negative
+        negative += (~finite).sum()
+        marks = np.where(finite.all(0), "", "*")
+        size = [np.abs(column[ok]) for column, ok in zip(error.T, finite.T, strict=True)]
+        last, sd = error[finite[:, -1], -1], deviations[name][finite[:, -1], -1]
+        rows.append(
+            [
+                name,
+                *(with_error(one, 2) + mark for one, mark in zip(size, marks, strict=True)),
+                f"{last.mean():+.2f}",
+                *(f"{(np.abs(last) <= width * sd).mean():.0%}" for width in (1, 1.96)),
+            ]
+        )
+        differences = [
+            (np.abs(column) - other)[ok]
+            for column, other, ok in zip(error.T, usual.T, finite.T, strict=True)
+        ]
+        paired.append([name, *(with_error(one, 2) for one in differences)])
+    columns = ["|log Ẑ − log Z| after", *map(str, COUNTS), "bias", "in 68 %", "in 95 %"]
     show(f"{dataset} (proxy losses): exact log Z = {exact:.3f}", columns, rows)
+    show("less Monte Carlo's, in pairs", ["after", *map(str, COUNTS)], paired)
     if negative:
         console.print(f"* without {negative} estimates of Z that were negative")
 

@@ -4,6 +4,7 @@ For a data set there is a store of predictions, <folder>/<dataset>/, or at least
 nats-<dataset>.npz in that folder or where the import puts it when nothing else is said: here.
 """
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import numpy as np
 from bqnes_jax import tables
 from bqnes_jax.data import fingerprint, load, split
 from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.live import Predict, stored_predictor
 from bqnes_jax.nats_bench import SEEDS, read_results
+from bqnes_jax.runs.workbench import stored_log_probs
 from bqnes_jax.spaces import NATS, Subset
-from bqnes_jax.store import Store
+from bqnes_jax.storage import Store
+from bqnes_jax.studies.comparison import Predict
 from bqnes_jax.tables import Table, Tabulated
 
 _FILE = "nats-{}.npz"
@@ -39,7 +41,7 @@ def describe_store(name: str, folder: Path, seed: int, split_file: Path | None) 
         "training seed": seed,
         "architectures": ok,
         "failed": sum(entry.seed == seed for entry in stored) - ok,
-        "images": store.manifest.config.get("images"),
+        "images": store.manifest.config.get("inputs"),
         "own split": split_file is None,
     }
 
@@ -74,7 +76,7 @@ def from_store(
     """Read validation predictions, and return those of test images when they are asked for."""
     data = split(load(name), file=split_file)
     store = Store.open(folder / name)
-    if store.manifest.config.get("images") != fingerprint(data):
+    if store.manifest.config.get("inputs") != fingerprint(data):
         raise BQNESError(
             f"{folder / name} is of other images than {name}, or split otherwise; give the "
             "--split-file that it was imported with."
@@ -84,14 +86,15 @@ def from_store(
     texts = [texts[i] for i in np.argsort(numbers)]
     log_probs, right = [], []
     for start in range(0, len(texts), _AT_ONCE):
-        said = store.load(texts[start : start + _AT_ONCE], seed).valid_log_probs
+        said = store.predictions(texts[start : start + _AT_ONCE], seed).valid_log_probs
         log_probs.append(said[:, np.arange(len(data.valid.labels)), data.valid.labels])
         right.append((said.argmax(-1) == data.valid.labels).mean(axis=1))
     log_probs = jnp.asarray(np.concatenate(log_probs), jnp.float32)
     table = Table(log_probs.sum(axis=1), jnp.asarray(np.concatenate(right)), log_probs)
     space = Subset(NATS, tuple(np.sort(numbers).tolist()))
     labels = jnp.asarray(data.test.labels)
-    return Tabulated(space, table, labels), stored_predictor(store, NATS, seed)
+    predict = functools.partial(stored_log_probs, store, NATS, seed)
+    return Tabulated(space, table, labels), predict
 
 
 def losses(name: str, folder: Path, seed: int, split_file: Path | None) -> tuple[Subset, Table]:

@@ -10,15 +10,15 @@ from jax import lax
 from timing import precision
 from ways import Case, Job, ours, peer
 
-from bqnes_jax.algorithms import search as run_search
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import NO_AUGMENTATION, load, split
-from bqnes_jax.ensemble import ensemble_probabilities
+from bqnes_jax.drivers import scan
+from bqnes_jax.families.cells import predict_cells
 from bqnes_jax.kernels import WL
 from bqnes_jax.models import NATSNetworkConfig
-from bqnes_jax.models.nats import CONV_1X1, CONV_3X3
-from bqnes_jax.prediction import predict_cells
+from bqnes_jax.models.cells import CONV_1X1, CONV_3X3
+from bqnes_jax.pooling import ensemble_probabilities
 from bqnes_jax.quadrature import recombine
 from bqnes_jax.selection import stacking_weights
 from bqnes_jax.spaces import NATS, enumerate_space
@@ -147,7 +147,7 @@ def candidates(budget: int, initial: int = 10, repeats: int = 4) -> Case:
 
     @jax.jit
     def run(keys):
-        return lax.map(lambda key: run_search(strategy, config, key, evaluate)[0].archs, keys)
+        return lax.map(lambda key: scan(strategy, config, key, evaluate).history.archs, keys)
 
     listed = Listed(NATS, WL(NATS, _DEPTH))
     rows = np.asarray(listed.summands(None)[0], np.float64)

@@ -22,15 +22,15 @@ from shared import RESULTS, console, show, with_error, write
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
-from bqnes_jax.comparison import compare_on_table
-from bqnes_jax.config import PRESETS, RunConfig, load_data, train_config, updated
-from bqnes_jax.live import train_into
+from bqnes_jax.families import CellFamily
+from bqnes_jax.runs import RunConfig, load_data, open_workbench, preset_config
+from bqnes_jax.runs.fields import updated
 from bqnes_jax.spaces import NATS
-from bqnes_jax.store import Store
-from bqnes_jax.trainers import cell_trainer
+from bqnes_jax.studies.comparison import compare_on_table
 
 _SHRUNK = {
-    "data": {"size": 8, "split": [4000, 1000, 2000]},
+    "image_size": 8,
+    "split": [4000, 1000, 2000],
     "train": {
         "steps": 300,
         "network": {"channels": 8},
@@ -38,9 +38,9 @@ _SHRUNK = {
     },
 }
 TASKS: dict[str, RunConfig] = {
-    "digits": PRESETS["tiny"],
+    "digits": preset_config(),
     **{
-        name: updated(PRESETS["tiny"], {"dataset": name, **_SHRUNK})
+        name: updated(preset_config(data=name), _SHRUNK)
         for name in ("cifar10_subset", "cifar100_subset")
     },
 }
@@ -72,10 +72,11 @@ def accuracies(log_probs, labels):
 
 def train_missing(name, options: Options, numbers, seeds):
     """Return what networks [architecture, seed] predict for the test images, and those images."""
-    dataset, data = load_data(TASKS[name])
-    config = train_config(TASKS[name], dataset.classes)
-    trainer = cell_trainer(name, data, config, "float32")
-    store = Store.open(options.stores / name, trainer.manifest)
+    data, family = load_data(TASKS[name]), CellFamily(TASKS[name].train, keep=False)
+    benches = [
+        open_workbench(family, data, options.stores / name, seed=seed, dtype="float32")
+        for seed in seeds
+    ]
     archs = np.asarray(NATS.from_index(numbers))
     done = 0
 
@@ -85,10 +86,10 @@ def train_missing(name, options: Options, numbers, seeds):
         progress(done, len(archs) * len(seeds))
 
     with progress_bar(f"training on {name}") as progress:
-        for seed in seeds:
-            train_into(store, trainer, archs, seed, count)
+        for bench in benches:
+            bench.train(archs, count)
     texts = [NATS.to_string(arch) for arch in archs]
-    return [store.load(texts, seed) for seed in seeds], data
+    return [bench.store.predictions(texts, bench.seed) for bench in benches], data
 
 
 def tabulated(name, options: Options) -> tables.Tabulated:
@@ -115,12 +116,12 @@ def noise(name, options: Options, numbers):
 
 def judge(name, options: Options) -> dict:
     space, table, labels = made = tabulated(name, options)
-    test = accuracies(table.probabilities, labels)
+    test = accuracies(table.test_log_probs, labels)
     published = np.asarray(tables.nb201_proxy("cifar10").accuracies)[list(space.numbers)]
     within, between = noise(name, options, np.array(space.numbers))
     config = SearchConfig(budget=min(150, space.size // 2))
     names = ("Best single", "NES-RE", "BQ-S")
-    rows = compare_on_table(made, names, (3, 5), options.searches, config)
+    rows = compare_on_table(made, names, (3, 5), options.searches, config=config)
     return {
         "networks": space.size,
         "accuracy": np.quantile(test, [0, 0.05, 0.5, 0.95, 1]),

@@ -44,14 +44,14 @@ from claims import CLAIMS, SIZES
 from jax import lax
 from shared import RESULTS, console, one_sentence, show
 
-from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
-from bqnes_jax.comparison import compare_on_table
+from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import write_whole
-from bqnes_jax.live import Predict
 from bqnes_jax.nats_bench import DATASETS, SEEDS
 from bqnes_jax.spaces import NATS, Subset
+from bqnes_jax.studies.comparison import Predict, compare_on_table
+from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.tables import Table as Losses
 from bqnes_jax.tables import Tabulated, evaluator
 from bqnes_jax.tables import load as load_table
@@ -170,12 +170,13 @@ def _live(options: Options) -> networks.Options:
     return networks.Options(count=options.cells, stores=options.stores)
 
 
-def search_config(size: int) -> SearchConfig:
-    """Search at most half of the cells."""
+def search_config(size: int, data: str = "live") -> SearchConfig:
+    """Search at most half of the cells; published results have the published temperature."""
     least = 2 * SearchConfig().initial
     if size < least:
         raise BQNESError(f"{size} cells are too few to search in; it takes {least}.")
-    return SearchConfig(budget=min(SearchConfig().budget, size // 2))
+    temperature = TEMPERATURE if data == "nats" else None
+    return SearchConfig(budget=min(SearchConfig().budget, size // 2), temperature=temperature)
 
 
 def stride(size: int) -> int:
@@ -189,7 +190,7 @@ def what_cells_lack(name: str, setting: dict) -> tuple[int, list[str]]:
         return setting["architectures"], imported.what_is_left_out(setting)
     size = load_table(name).space.size if name == "digits" else setting["cells"]
     task = networks.TASKS[name]
-    train, valid, test = task.data.split
+    train, valid, test = task.split
     config = task.train
     return size, [
         f"{size:,} cells instead of {NATS.size:,}, no two alike to the WL kernel, the best "
@@ -248,15 +249,19 @@ setting_of_cells = make_setting(imported.describe_store, scaled_down_searches, e
 
 def measure_surrogates(name: str, options: Options) -> dict:
     space, table = losses(name, options)
-    config = search_config(space.size)
+    config = search_config(space.size, options.data)
     strategy = make("us", space, config=config)
     keys = jax.random.split(jax.random.key(0), options.seeds)
     look_up = evaluator(table, space)
-    found = jax.jit(lambda keys: lax.map(lambda key: search(strategy, config, key, look_up), keys))
-    indices = space.index(found(keys)[0].archs)
+    found = jax.jit(lambda keys: lax.map(lambda key: scan(strategy, config, key, look_up), keys))
+    searched = found(keys)
+    indices = space.index(searched.history.archs)
+    temperature = float(searched.trace.temperature[0, -1])
     test = jnp.argsort(-table.log_likelihoods)[:: stride(space.size)]
     results = {
-        model: np.stack(surrogates.make_score(warp, space, test)(table, indices), axis=1)
+        model: np.stack(
+            surrogates.make_score(warp, space, test, temperature)(table, indices), axis=1
+        )
         for model, warp in surrogates.MODELS.items()
     }
     return {"results": results}
@@ -272,9 +277,9 @@ def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
             tuple(names.values()),
             SIZES,
             options.seeds,
-            search_config(tabulated.space.size),
-            lambda what: console.print(f"  {what}", style="dim"),
-            predict,
+            config=search_config(tabulated.space.size, options.data),
+            report=lambda what: console.print(f"  {what}", style="dim"),
+            predict=predict,
             ece_reference=PAPER_ECE,
         )
         called = {algorithm: name for name, algorithm in names.items()}

@@ -295,7 +295,7 @@ def torch_training(
     """Train networks one after another in PyTorch, without evaluating; returns the last loss."""
     import torch
 
-    images = torch.tensor(data.train.images).permute(0, 3, 1, 2).float()
+    images = torch.tensor(data.train.inputs).permute(0, 3, 1, 2).float()
     images = (images - images.mean()) / images.std()
     labels = torch.tensor(data.train.labels).long()
     per_epoch, loss_of = len(images) // batch, torch.nn.CrossEntropyLoss()

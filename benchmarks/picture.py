@@ -16,9 +16,9 @@ from shared import RESULTS, console
 from bqnes_jax import tables
 from bqnes_jax.algorithms import make
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.comparison import compare_on_table
 from bqnes_jax.kernels import WL
 from bqnes_jax.spaces import NATS
+from bqnes_jax.studies.comparison import compare_on_table
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#9a9a9a"
 COLOURS = {"Random": GREY, "NES-RE": ORANGE, "BQ-S": BLUE}
@@ -102,7 +102,7 @@ def main(options: Options) -> None:
     figure = Figure(figsize=(13, 3.9), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
     draw_map(axes[0], made.space, made.table, result)
-    draw_evidence(axes[1], made.table, traces, config.warp.temperature)
+    draw_evidence(axes[1], made.table, traces, float(result.trace.temperature[-1]))
     draw_comparison(axes[2], made, options.seeds)
     for panel in axes[1:]:
         panel.spines[["top", "right"]].set_visible(False)

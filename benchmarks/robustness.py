@@ -7,6 +7,7 @@ you like: the same command goes on.
     python benchmarks/robustness.py --datasets digits
 """
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -20,17 +21,14 @@ import slimmable
 import tyro
 from against_paper import Results, keep, kept, show_beside
 from shared import RESULTS, console, one_sentence
-from slimmable import LIKE, SEARCH, TASKS, open_store, what_was_scaled_down
+from slimmable import LIKE, SEARCH, TASKS, open_slices, what_was_scaled_down
 
 from bqnes_jax.cli.shell import progress_bar
-from bqnes_jax.comparison import choose_live
-from bqnes_jax.config import supernet_config
-from bqnes_jax.data import CORRUPTIONS, channel_moments
+from bqnes_jax.data import CORRUPTIONS
 from bqnes_jax.errors import check_whole
 from bqnes_jax.files import write_whole
-from bqnes_jax.live import stored_evaluator
-from bqnes_jax.prediction import predict_slices_of
-from bqnes_jax.robustness import (
+from bqnes_jax.studies.comparison import choose_live
+from bqnes_jax.studies.robustness import (
     PAPER_SEVERITIES,
     Robustness,
     collect,
@@ -70,13 +68,11 @@ class Options:
 def measure(name: str, options: Options) -> tuple[list[tuple[str, int]], Robustness]:
     """Return the names of all ensembles, algorithm by size by seed, and how robust they are."""
     check_whole("seeds", options.seeds, 1)
-    task = TASKS[name]
-    trainer, store, dataset, data = open_store(name, options.stores)
-    evaluate = stored_evaluator(store, trainer)
-    choose = choose_live(trainer.space, evaluate, options.seeds, SEARCH)
+    bench = open_slices(name, options.stores)
+    choose = choose_live(bench.space, bench.evaluator(), options.seeds, config=SEARCH)
     pairs = [(algorithm, size) for algorithm in options.algorithms for size in options.sizes]
     chosen = [choose(*pair) for pair in pairs]
-    texts = [[list(map(trainer.space.to_string, one)) for one in c.archs] for c in chosen]
+    texts = [[list(map(bench.space.to_string, one)) for one in c.archs] for c in chosen]
     members = sorted({text for per_seed in texts for one in per_seed for text in one})
     place = {text: i for i, text in enumerate(members)}
     weights = np.zeros((len(pairs), options.seeds, len(members)), np.float32)
@@ -84,29 +80,26 @@ def measure(name: str, options: Options) -> tuple[list[tuple[str, int]], Robustn
         for seed, row in enumerate(texts[i]):
             for text, weight in zip(row, ensembles.weights[seed], strict=True):
                 weights[i, seed, place[text]] += weight
-    archs = np.stack([trainer.space.from_string(text) for text in members])
-    statistics = np.stack([store.weights(text, 0) for text in members])
-    config = supernet_config(task, dataset.classes)
-    moments = jnp.stack(channel_moments(jnp.asarray(data.train.images)))
+    archs = np.stack([bench.space.from_string(text) for text in members])
+    statistics = np.stack([bench.store.variables(text, bench.seed) for text in members])
 
     def predict(images):
         parts = []
         for start in range(0, len(members), _AT_ONCE):
             some = np.arange(start, start + _AT_ONCE) % len(members)
-            parts.append(
-                predict_slices_of(
-                    config, trainer.shared, statistics[some], archs[some], images, moments
-                )
-            )
+            own = statistics[some], archs[some]
+            parts.append(bench.family.predict(bench.trainer.shared, *own, images))
         return jnp.concatenate(parts)[: len(members)]
 
     flat = jnp.asarray(weights.reshape(-1, len(members)))
+    pools = tuple(ensembles.pool for ensembles in chosen for _ in range(options.seeds))
     setting = {"members": members, "weights": flat.round(4).tolist(), "bqnes-jax": _VERSION}
-    measured = measure_what_is_missing(name, predict, flat, setting, options.stores)
+    measure = functools.partial(study, predict, flat, pools=pools)
+    measured = measure_what_is_missing(name, measure, setting | {"pools": pools}, options.stores)
     return pairs, collect([str(pair) for pair in pairs], measured, conditions())
 
 
-def measure_what_is_missing(name: str, predict, weights, setting: dict, stores: Path) -> dict:
+def measure_what_is_missing(name: str, measure, setting: dict, stores: Path) -> dict:
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:12]
     path = stores / f"slimmable-{name}" / f"robustness-{key}.json"
     content = kept(path, setting) or {"measured": []}
@@ -114,7 +107,7 @@ def measure_what_is_missing(name: str, predict, weights, setting: dict, stores: 
     under = conditions()
     missing = [condition for condition in under if condition not in found]
     with progress_bar(f"conditions of {name}") as progress:
-        for condition, values in study(predict, weights, shifted_test_images(TASKS[name]), missing):
+        for condition, values in measure(shifted_test_images(TASKS[name]), missing):
             found[condition] = values
             pairs = [[list(key), values.tolist()] for key, values in found.items()]
             write_whole(path, json.dumps(setting | {"measured": pairs}).encode())

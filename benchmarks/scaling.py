@@ -22,11 +22,11 @@ import tyro
 from shared import RESULTS, console, one_sentence, show, timed, write
 from timing import as_seconds, description, exponent
 
-from bqnes_jax.candidates import Outcome, SearchConfig, make, record
-from bqnes_jax.ensemble import ensemble_log_probabilities
+from bqnes_jax.candidates import Outcome, SearchConfig, make, tell
+from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.selection import select
 from bqnes_jax.spaces import NATS, SlimmableSpace, Space, Subset
-from bqnes_jax.store import Entry, Manifest, Store
+from bqnes_jax.storage import Entry, Manifest, Store
 
 _SMALL = 0.05  # seconds; what takes less is repeated more often
 
@@ -74,9 +74,9 @@ def step(space: Space, candidates: int) -> Callable[[], Any]:
     strategy = make("us", space, config=config)
     state, info = strategy.init(jax.random.key(0))
     log_likelihoods = log_probs_of(candidates, 500).sum(axis=1)
-    state = record(state, Outcome(info.archs, jnp.asarray(log_likelihoods), None))
-    choose = jax.jit(strategy.choose)
-    return lambda: choose(jax.random.key(1), state)
+    state = tell(state, Outcome(info.archs, jnp.asarray(log_likelihoods), None))
+    ask = jax.jit(strategy.ask)
+    return lambda: ask(jax.random.key(1), state)
 
 
 _BLOCK = SlimmableSpace(blocks=1, layers=3).count
@@ -92,7 +92,7 @@ def selection(method: str, candidates: int, points: int) -> Callable[[], Any]:
     features = np.random.default_rng(1).normal(size=(candidates, 30))
     gram = jnp.asarray(np.exp(-0.02 * np.sum((features[:, None] - features) ** 2, -1)))
     usable = jnp.ones(candidates, bool)
-    chosen = jax.jit(lambda log_probs: select(method, log_probs, 10, gram, usable))
+    chosen = jax.jit(lambda log_probs: select(method, log_probs, 10, kernel=gram, mask=usable))
     return lambda: chosen(log_probs)
 
 
@@ -112,7 +112,7 @@ def reading(points: int, classes: int, networks: int = 10) -> Callable[[], Any]:
 
     def read():
         assert folder.name  # is removed with this function
-        return store.load(names, 0).valid_log_probs
+        return store.predictions(names, 0).valid_log_probs
 
     return read
 

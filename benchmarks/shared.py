@@ -11,12 +11,12 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from bqnes_jax.algorithms import search
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.cli.shell import interruptible
-from bqnes_jax.devices import use_all_cores
+from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_whole
+from bqnes_jax.parallel import use_all_cores
 from bqnes_jax.spaces import NATS
 
 use_all_cores()
@@ -32,13 +32,13 @@ def timed(function, *arguments):
     return result, perf_counter() - start
 
 
-def make_repeats(strategy: str, config: SearchConfig):
+def make_repeats(strategy: str, config: SearchConfig, space=NATS, kernel=None):
     """Return a function (keys, evaluate) -> histories and traces, one program for all repeats.
 
     On CPUs mapping over keys is faster than `vmap`: the matrices of one repeat stay in the cache.
     """
-    made = make(strategy, NATS, config=config)
-    return lambda keys, evaluate: lax.map(lambda key: search(made, config, key, evaluate), keys)
+    made = make(strategy, space, kernel=kernel, config=config)
+    return lambda keys, evaluate: lax.map(lambda key: scan(made, config, key, evaluate), keys)
 
 
 def with_error(values, digits: int = 3) -> str:

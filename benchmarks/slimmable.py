@@ -23,18 +23,23 @@ from shared import RESULTS, console, one_sentence
 from bqnes_jax.algorithms import find
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
-from bqnes_jax.comparison import Row, compare_live
-from bqnes_jax.config import PRESETS, RunConfig, load_data, updated
-from bqnes_jax.data import Dataset, Split
-from bqnes_jax.live import stored_evaluator, stored_predictor
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.models import MobileNetConfig
-from bqnes_jax.store import Store
-from bqnes_jax.trainers import Trainer, make_trainer
+from bqnes_jax.runs import (
+    RunConfig,
+    Workbench,
+    load_data,
+    make_family,
+    open_workbench,
+    preset_config,
+)
+from bqnes_jax.runs.fields import updated
+from bqnes_jax.studies.comparison import Row, compare_live
 
 _SHRUNK = {
-    "data": {"size": 8, "split": [8000, 1000, 1000]},
-    "supernet": {
+    "image_size": 8,
+    "split": [8000, 1000, 1000],
+    "train": {
         "steps": 1000,
         "learning_rate": 0.2,
         "weight_decay": 1e-4,
@@ -42,9 +47,9 @@ _SHRUNK = {
     },
 }
 TASKS: dict[str, RunConfig] = {
-    "digits": updated(PRESETS["tiny"], {"space": "slimmable", "data": {"split": [600, 500, 697]}}),
+    "digits": updated(preset_config("tiny", "slimmable"), {"split": [600, 500, 697]}),
     **{
-        name: updated(PRESETS["tiny"], {"space": "slimmable", "dataset": name, **_SHRUNK})
+        name: updated(preset_config("tiny", "slimmable", data=name), _SHRUNK)
         for name in ("cifar10_subset", "cifar100_subset")
     },
 }
@@ -72,18 +77,16 @@ class Options:
     """Where to write the results, a file table5-live-<dataset>.json for each data set."""
 
 
-def open_store(name: str, stores: Path) -> tuple[Trainer, Store, Dataset, Split]:
+def open_slices(name: str, stores: Path) -> Workbench:
     """Train the supernet, or read it, and open the store of its slices."""
-    folder = stores / f"slimmable-{name}"
-    dataset, data = load_data(TASKS[name])
+    family, data = make_family(TASKS[name]), load_data(TASKS[name])
     with progress_bar(f"supernet on {name}") as progress:
-        trainer = make_trainer(TASKS[name], dataset, data, folder / "supernet", progress=progress)
-    return trainer, Store.open(folder / "store", trainer.manifest), dataset, data
+        return open_workbench(family, data, stores / f"slimmable-{name}", progress=progress)
 
 
 def compare(name: str, options: Options) -> list[Row]:
-    trainer, store, _, data = open_store(name, options.stores)
-    predict, labels = stored_predictor(store, trainer.space), jnp.asarray(data.test.labels)
+    bench = open_slices(name, options.stores)
+    labels = jnp.asarray(bench.data.test.labels)
     searches = len({find(algorithm).strategy for algorithm in options.algorithms})
     done = 0
 
@@ -94,28 +97,28 @@ def compare(name: str, options: Options) -> list[Row]:
 
     total = searches * options.seeds * SEARCH.budget
     with progress_bar(f"slices of {name}") as progress:
-        evaluate = stored_evaluator(store, trainer, report=count)
-        largest = jnp.asarray(trainer.space.largest)[None]
+        evaluate = bench.evaluator(count)
+        largest = jnp.asarray(bench.space.largest)[None]
         evaluate(largest)
-        alone = predict(largest)[0], labels
-        metrics = [[accuracy(*alone)], [ece(*alone)], [log_likelihood(*alone)]]
+        alone = bench.test_log_probs(largest)[0], labels
+        metrics = [[metric(*alone, log=True)] for metric in (accuracy, ece, log_likelihood)]
         rows = compare_live(
-            trainer.space,
+            bench.space,
             evaluate,
-            predict,
+            bench.test_log_probs,
             labels,
             options.algorithms,
             options.sizes,
             options.seeds,
-            SEARCH,
+            config=SEARCH,
         )
     return [Row("Largest network", 1, *np.array(metrics)), *rows]
 
 
 def what_was_scaled_down(name: str) -> str:
     task = TASKS[name]
-    train, valid, test = task.data.split
-    network, steps, batch = task.supernet.network, task.supernet.steps, task.supernet.batch
+    train, valid, test = task.split
+    network, steps, batch = task.train.network, task.train.steps, task.train.batch
     return (
         f"{name}: 8×8 pixels instead of 32×32; {train} images to train on, {valid} to validate, "
         f"{test} to test; {network.channels} channels with expansion {network.expansion} instead "

@@ -27,7 +27,7 @@ from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import nlpd, rmse
 from bqnes_jax.spaces import NATS
-from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, gp, wsabi
+from bqnes_jax.surrogates import TEMPERATURE, WarpConfig, wsabi
 from bqnes_jax.tables import evaluator, nb201_proxy
 
 MODELS = {"GP": "none", "WSABI-L": "linear", "WSABI-M": "moment"}
@@ -57,7 +57,7 @@ def observed_variance(model, latent):
     return spread if model.warp == "linear" else spread + variance**2 / 2 + variance * noise
 
 
-def make_score(warp: str, space, test):
+def make_score(warp: str, space, test, temperature: float = TEMPERATURE):
     """Return a function (table, indices of the training sets) -> RMSE and NLPD of each."""
     landscape = Listed(space, WL(space))
     config, test_rows = WarpConfig(warp), landscape.rows(space.from_index(test))
@@ -66,11 +66,13 @@ def make_score(warp: str, space, test):
         training = ~jnp.isin(index, test)
         rows = landscape.rows(space.from_index(index))
         targets = table.log_likelihoods[index]
-        model = wsabi.fit(landscape.kernel, rows, targets, training, config)
-        latent = gp.predict(model.latent, test_rows)
+        model = wsabi.fit(
+            landscape.kernel, rows, targets, mask=training, temperature=temperature, config=config
+        )
+        latent = model.latent.predict(test_rows)
         mean = wsabi.unwarp(model, latent).mean
-        truth = jnp.exp(table.log_likelihoods[test] / TEMPERATURE - model.log_scale)
-        unit = model.log_scale - jnp.max(table.log_likelihoods) / TEMPERATURE
+        truth = jnp.exp(table.log_likelihoods[test] / temperature - model.log_scale)
+        unit = model.log_scale - jnp.max(table.log_likelihoods) / temperature
         return rmse(mean, truth), nlpd(mean, observed_variance(model, latent), truth) + unit
 
     return jax.jit(lambda table, indices: lax.map(lambda index: score(table, index), indices))

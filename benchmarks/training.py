@@ -19,8 +19,8 @@ import tyro
 from shared import RESULTS, console, show, timed, write
 
 from bqnes_jax.data import NO_AUGMENTATION, Split, load, split
-from bqnes_jax.devices import make_mesh
 from bqnes_jax.models import NATSNetworkConfig
+from bqnes_jax.parallel import make_mesh
 from bqnes_jax.spaces import NATS
 from bqnes_jax.training import TrainConfig, choose_chunk, train_population
 
@@ -78,7 +78,7 @@ def ours(options: Options, archs, data: Split, layout: str = "auto") -> dict:
     return {
         "seconds": running,
         "compiling": with_compilation - running,
-        "chunk": choose_chunk(config, data, make_mesh(), len(archs) * options.seeds).each,
+        "chunk": choose_chunk(config, data, make_mesh(), asked=len(archs) * options.seeds).each,
         "accuracy": float(right.mean()),
         "failed": int(first.trained.failed.sum()),
     }
