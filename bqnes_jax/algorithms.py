@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import candidates
+from bqnes_jax.calibration import Calibration, calibrate_selection
 from bqnes_jax.candidates import History, Info, Outcome, Prior, SearchConfig, Strategy, tell
 from bqnes_jax.candidates.base import State, empty_history, resolve_temperature
 from bqnes_jax.candidates.replicates import of_the_best
@@ -44,6 +45,7 @@ class Result(NamedTuple):
         history: everything that was evaluated, or taken into account.
         trace: what was believed after each step, stacked; None where nothing was searched.
         pool: what the weights are for: a mixture, or a pool in log space.
+        calibration: the temperature after pooling; None where it was not fitted.
     """
 
     archs: Int32[Array, "M length"]
@@ -52,6 +54,7 @@ class Result(NamedTuple):
     history: History
     trace: Info | None
     pool: Pool = Pool.MIXTURE
+    calibration: Calibration | None = None
 
 
 Algorithm = Callable[[PRNGKey, Evaluate], Result]
@@ -137,67 +140,77 @@ def select_ensemble(
     size: int,
     *,
     classes: Float[Array, "n points classes"] | None = None,
+    calibrated: bool = False,
 ) -> Result:
     """Select an ensemble from what a search has evaluated.
 
-    They are alike by the kernel fitted last, and likely at the temperature of the search.
+    They are alike by the kernel fitted last, and likely at the temperature of the search. If it is
+    `calibrated`, which needs what they say about all classes, a temperature is fitted as well.
     """
     history, trace = searched
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
-    chosen = select_members(
-        algorithm.method,
+    given = Given(
         algorithm.own(history, size),
-        size,
-        gram=strategy.gram(last, history.archs),
-        log_prior=None if strategy.prior is None else strategy.prior(history.archs),
-        temperature=last.temperature,
-        rule=strategy.rule(last, history),
-        classes=classes,
+        strategy.gram(last, history.archs),
+        None if strategy.prior is None else strategy.prior(history.archs),
+        last.temperature,
+        strategy.rule(last, history),
+        classes,
     )
-    return _result(chosen, history)._replace(trace=trace)
+    result = _result(select_members(algorithm.method, given, size), history)._replace(trace=trace)
+    if not calibrated:
+        return result
+    return result._replace(calibration=calibrate_members(algorithm.method, given, size))
 
 
-def select_members(
-    method: str,
-    history: History,
-    size: int,
-    *,
-    gram: Float[Array, "n n"] | None = None,
-    log_prior: Float[Array, " n"] | None = None,
-    temperature: ArrayLike | None = None,
-    rule: Float[Array, " n"] | None = None,
-    classes: Float[Array, "n points classes"] | None = None,
-) -> Selection:
-    """Select members and weights from what was evaluated; a log-likelihood of NaN is a failure.
+class Given(NamedTuple):
+    """What members are selected by.
 
-    Args:
-        method: the name of a selection method.
-        history: what was evaluated.
-        size: M.
+    Attributes:
+        history: what was evaluated; a log-likelihood of NaN is a failure.
         gram: how alike the candidates are, where the method needs it.
         log_prior: the logarithm of their prior; equal unless given.
         temperature: that of the search (`Info.temperature`).
         rule: the weights of a quadrature of the prior (`Strategy.rule`), where the method needs it.
         classes: what they say about all classes, where the method needs it (`classes_for`).
     """
-    if history.log_probs is None:
-        raise BQNESError(
-            "evaluate returned log_probs None; selecting an ensemble needs the log-probability of "
-            "the true class for each validation point: use a table or a store with predictions."
-        )
-    trained = history.evaluated & (history.log_likelihoods < jnp.inf)  # −inf is no failure
-    return select(
-        method,
-        history.log_probs,
-        size,
-        classes=classes,
-        kernel=gram,
-        mask=trained,
-        log_prior=log_prior,
-        temperature=temperature,
-        rule=rule,
-        measures=history.measures,
-    )
+
+    history: History
+    gram: Float[Array, "n n"] | None = None
+    log_prior: Float[Array, " n"] | None = None
+    temperature: ArrayLike | None = None
+    rule: Float[Array, " n"] | None = None
+    classes: Float[Array, "n points classes"] | None = None
+
+    def arguments(self) -> dict:
+        """Return them as arguments of `selection.select`."""
+        history = self.history
+        if history.log_probs is None:
+            raise BQNESError(
+                "evaluate returned log_probs None; selecting an ensemble needs the log-probability "
+                "of the true class for each validation point: use a table or a store with "
+                "predictions."
+            )
+        return {
+            "log_probs": history.log_probs,
+            "classes": self.classes,
+            "kernel": self.gram,
+            "mask": history.evaluated & (history.log_likelihoods < jnp.inf),  # −inf is no failure
+            "log_prior": self.log_prior,
+            "temperature": self.temperature,
+            "rule": self.rule,
+            "measures": history.measures,
+        }
+
+
+def select_members(method: str, given: Given, size: int) -> Selection:
+    """Select members and weights from what was evaluated."""
+    return select(method, size=size, **given.arguments())
+
+
+def calibrate_members(method: str, given: Given, size: int) -> Calibration:
+    """Fit a temperature to what such ensembles say about points that did not select them."""
+    return calibrate_selection(method, size=size, **given.arguments())
 
 
 def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Algorithm:
@@ -210,7 +223,7 @@ def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchCo
 
     def run(key: PRNGKey, evaluate: Evaluate) -> Result:
         best = _best_of_all(space, 1, evaluate)
-        return _result(select_members("top", best.history, size), best.history)
+        return _result(select_members("top", Given(best.history), size), best.history)
 
     return run
 
@@ -241,7 +254,7 @@ def variational_ensemble(
             archs = draw_diverse(key, space, distribution, size, diversity=config.diversity)
             outcome = evaluate(archs)
             drawn = _history_of(outcome)
-            return _result(select_members("top", drawn, size), drawn)
+            return _result(select_members("top", Given(drawn), size), drawn)
 
         draws = lax.map(draw, jax.random.split(key, _DRAWS))
         # A set without a usable member has an infinite loss.

@@ -171,7 +171,7 @@ def combine(
     test_labels: ArrayLike | None = None,
     inputs: str = "probabilities",
     costs: Sequence[float] | ArrayLike | None = None,
-    calibrate: bool | str = "auto",
+    calibrate: str = "auto",
     seed: int = 0,
 ) -> Combination:
     """Make a small ensemble of models that exist already, from what they predict.
@@ -193,8 +193,8 @@ def combine(
         test_labels: m true classes.
         inputs: `"probabilities"`, `"logits"` or `"log_probabilities"`: what is given.
         costs: N, what each model costs to run, in any unit; for the report.
-        calibrate: whether a temperature follows the pool; `"auto"` if that lowers the loss of
-            validation points that were left out when it was fitted.
+        calibrate: whether a temperature follows the pool: `"on"`, `"off"`, or `"auto"`, if it
+            lowers the loss of validation points that were left out when it was fitted.
         seed: of the draws for intervals.
 
     Example:
@@ -208,5 +208,5 @@ def combine(
     )
     if costs is not None:
         costs = check_costs(costs, len(models.names))
-    study = study_models(models, size, method=method, calibrated=calibrate)
+    study = study_models(models, size, method=method, when=calibrate)
     return Combination(study, inputs, costs, seed)

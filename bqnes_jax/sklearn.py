@@ -28,8 +28,8 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
         estimators: fitted classifiers with `predict_proba`, or pairs (name, classifier).
         size: how many members.
         method: of selection, as in `bqnes_jax.combine`.
-        calibrate: whether a temperature follows; `"auto"` if that lowers the loss of left-out
-            points.
+        calibrate: whether a temperature follows: `"on"`, `"off"`, or `"auto"`, if it lowers the
+            loss of left-out points.
 
     Attributes:
         classes_: the classes of all estimators together.

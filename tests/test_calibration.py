@@ -10,6 +10,8 @@ from scipy.special import log_softmax
 from bqnes_jax.calibration import (
     apply_temperature,
     calibrate,
+    calibrate_ensemble,
+    calibrate_selection,
     calibrated_log_likelihood,
     fit_temperature,
     left_out_predictions,
@@ -120,6 +122,45 @@ def test_points_are_predicted_by_what_they_did_not_choose(name, tolerance):
     members = log_softmax(classes[np.asarray(chosen.members)][:, left], axis=-1)
     expected = ensemble_log_probabilities(chosen.weights, members, pool=chosen.pool)
     np.testing.assert_allclose(said[left], expected, rtol=tolerance(1e-3, 1e-6), atol=1e-5)
+
+
+def test_folds_that_do_not_come_out_even():
+    """Every point is left out at least once, and what predicts it has not seen it."""
+    each = [draw(seed, 1.0, 7) for seed in range(3)]
+    classes, labels = np.stack([one for one, _ in each]), each[0][1]
+    log_probs = classes[:, np.arange(7), labels]
+    said = left_out_predictions("top", log_probs, 1, classes=classes, folds=5)
+    np.testing.assert_allclose(np.exp(said).sum(axis=1), 1, rtol=1e-5)
+    # The same candidates, but one of them is certain of a point: only that point chooses it.
+    for point in range(7):
+        sure = classes - 1.0
+        sure[0, point, labels[point]] = 50.0
+        true = sure[:, np.arange(7), labels]
+        said = left_out_predictions("top", true, 1, classes=sure, folds=5)
+        without = left_out_predictions("top", true - 50 * (np.arange(7) == point), 1, classes=sure)
+        np.testing.assert_allclose(said[point], without[point], rtol=1e-5)
+
+
+def test_selecting_and_calibrating_in_one(tolerance):
+    each = [draw(seed, 4.0, 40) for seed in range(4)]
+    classes, labels = np.stack([one for one, _ in each]), each[0][1]
+    classes[3] = np.nan  # one has failed
+    log_probs = classes[:, np.arange(40), labels]
+    found = calibrate_selection("beam", log_probs, 2, classes=classes)
+    said = left_out_predictions("beam", log_probs, 2, classes=classes)
+    expected = calibrate(said, labels)
+    np.testing.assert_allclose(found.fitted, expected.fitted, rtol=tolerance(1e-4, 1e-9))
+    assert [found.use(when) for when in ("auto", "on", "off")] == [
+        found.temperature, found.fitted, 1
+    ]  # fmt: skip
+    with pytest.raises(BQNESError, match="calibrate is 'yes'; allowed are 'auto'"):
+        found.use("yes")
+    weights, pair = jnp.array([0.5, 0.5]), classes[:2]
+    given = calibrate_ensemble(weights, pair[:, np.arange(40), labels], pair)
+    mixture = ensemble_log_probabilities(weights, pair)
+    np.testing.assert_allclose(given.fitted, calibrate(mixture, labels).fitted, rtol=1e-5)
+    with pytest.raises(BQNESError, match="at least two"):
+        left_out_predictions("top", log_probs[:, :1], 1, classes=classes[:, :1])
 
 
 def test_bad_input_is_refused():

@@ -47,7 +47,7 @@ def test_predictions_are_those_of_the_formulas(method):
     new = VALID[:, 40:]
     assert np.allclose(found.predict(new), pooled(found, new), atol=1e-5)
     assert np.array_equal(found.predict(new), found.predict(new[found.members]))
-    every = bqnes_jax.combine(VALID[[3, 0]], LABELS, size=2, method=method, calibrate=False)
+    every = bqnes_jax.combine(VALID[[3, 0]], LABELS, size=2, method=method, calibrate="off")
     assert every.members.tolist() == [0, 1]  # so that all models and all members are the same
     with pytest.raises(BQNESError, match=r"new has shape \(3, 20, 3\)"):
         found.predict(new[:3])
@@ -101,7 +101,7 @@ def test_failed_models_are_never_members():
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_probabilities_of_the_true_class_are_enough_for_mixtures():
     true = VALID[:, np.arange(60), LABELS]
-    whole = bqnes_jax.combine(VALID, LABELS, size=2, method="corrective", calibrate=False)
+    whole = bqnes_jax.combine(VALID, LABELS, size=2, method="corrective", calibrate="off")
     found = bqnes_jax.combine(true, size=2, method="corrective")
     assert np.array_equal(found.members, whole.members)
     assert np.allclose(found.weights, whole.weights, atol=1e-5)
@@ -157,7 +157,7 @@ def test_other_wrong_arguments_are_named():
 @pytest.mark.parametrize("method", ["restack", "recombine", "quadrature"])
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_methods_with_a_kernel_take_that_between_predictions(method):
-    found = bqnes_jax.combine(VALID, LABELS, size=2, method=method, calibrate=False)
+    found = bqnes_jax.combine(VALID, LABELS, size=2, method=method, calibrate="off")
     assert 1 <= len(found.members) <= 2 and np.isclose(found.weights.sum(), 1, atol=1e-5)
 
 
@@ -184,7 +184,7 @@ def test_calibration_is_kept_only_where_it_helps():
     assert found.temperature < 0.5
     assert found.study.calibration is not None
     assert found.study.calibration.after < found.study.calibration.before
-    off = bqnes_jax.combine(true[None], LABELS, size=1, method="top", calibrate=False)
+    off = bqnes_jax.combine(true[None], LABELS, size=1, method="top", calibrate="off")
     assert off.temperature == 1
     assert "temperature 1" in found.table() and "temperature 1 " not in off.table()
 

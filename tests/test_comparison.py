@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from bqnes_jax import algorithms, tables
+from bqnes_jax.calibration import apply_temperature, calibrate_selection
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
+from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.studies import comparison
 from bqnes_jax.studies.comparison import Row, compare_live, compare_on_table, summarise
 from bqnes_jax.types import Status
@@ -53,22 +55,51 @@ def test_a_log_pool_is_measured_as_one():
     """On a table that says something about all classes at the validation points."""
     digits = tables.load("digits")
     space, table, labels = digits
-    wrong = jnp.log1p(-jnp.minimum(jnp.exp(table.log_probs), 0.9999)) - jnp.log(2.0)
-    known = table._replace(classes=jnp.stack([table.log_probs, wrong, wrong], axis=2))
+    names, without = ("random+logpool",), table._replace(classes=None)
     with pytest.raises(BQNESError, match="'logpool' needs the log-probabilities of all classes"):
-        compare_on_table(digits, ("random+logpool",), (2,), SEEDS, config=CONFIG)
-    names = ("random+logpool",)
-    rows = compare_on_table(digits._replace(table=known), names, (2,), SEEDS, config=CONFIG)
-    evaluate = tables.evaluator(known, space)
+        compare_on_table(digits._replace(table=without), names, (2,), SEEDS, config=CONFIG)
+    rows = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG)
+    evaluate = tables.evaluator(table, space)
     result = algorithms.make(names[0], space, 2, config=CONFIG)(jax.random.key(1), evaluate)
     members = table.test_log_probs[space.index(result.archs)]
     scores = jnp.einsum("m,mnc->nc", result.weights, jnp.maximum(members, -12))
     expected = log_likelihood(jax.nn.softmax(scores), labels)
     np.testing.assert_allclose(rows[0].log_likelihood[1], expected, rtol=1e-3)
-    check_live(space, evaluate, known, labels, names, rows)
+    check_live(space, evaluate, table, labels, names, rows)
 
 
-def check_live(space, evaluate, table, labels, names, rows):
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_calibrated_metrics_stand_beside_the_others():
+    """The temperature is that of points which did not select the members, if it helps them."""
+    digits = tables.load("digits")
+    space, table, labels = digits
+    names = ("Random", "random+corrective")
+    plain = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG)
+    rows = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG, calibrated=True)
+    for before, after in zip(plain, rows, strict=True):
+        assert before.calibrated_ece is None and comparison.metrics_of([after, before])[3:] == []
+        np.testing.assert_allclose(before.log_likelihood, after.log_likelihood, rtol=1e-5)
+    evaluate = tables.evaluator(table, space)
+    for seed in range(SEEDS):
+        run = algorithms.make("random+corrective", space, 2, config=CONFIG)
+        result = run(jax.random.key(seed), evaluate)
+        said = evaluate(result.history.archs)
+        fitted = calibrate_selection("corrective", said.log_probs, 2, classes=said.classes)
+        members = table.test_log_probs[space.index(result.archs)]
+        pooled = apply_temperature(
+            ensemble_log_probabilities(result.weights, members), fitted.temperature
+        )
+        expected = log_likelihood(pooled, labels, log=True)
+        np.testing.assert_allclose(rows[1].calibrated_log_likelihood[seed], expected, rtol=1e-4)
+    check_live(space, evaluate, table, labels, names[1:], rows[1:], calibrated=True)
+    text = comparison.as_text(rows)
+    assert "calibrated: ECE" in text and len(text.splitlines()) == 3
+    without = digits._replace(table=table._replace(classes=None))
+    (row,) = compare_on_table(without, names[:1], (2,), 1, config=CONFIG, calibrated=True)
+    assert row.calibrated_ece is None, "what is not known is left out"
+
+
+def check_live(space, evaluate, table, labels, names, rows, **options):
     """What is trained when it is asked for gives the same rows."""
     live = compare_live(
         space,
@@ -79,8 +110,12 @@ def check_live(space, evaluate, table, labels, names, rows):
         (2,),
         SEEDS,
         config=CONFIG,
+        **options,
     )
     for ours, theirs in zip(live, rows, strict=True):
+        if options:
+            ours, theirs = (one._replace(ece=one.calibrated_ece) for one in (ours, theirs))
+        np.testing.assert_allclose(ours.ece, theirs.ece, atol=1e-3)
         np.testing.assert_allclose(ours.log_likelihood, theirs.log_likelihood, rtol=1e-4)
         np.testing.assert_allclose(ours.effective_size, theirs.effective_size, rtol=1e-3)
         assert 1 <= ours.effective_size <= CONFIG.budget

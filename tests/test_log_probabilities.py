@@ -132,6 +132,6 @@ def test_a_packed_table_keeps_what_is_very_unlikely(tmp_path):
     table = tables.read(tmp_path / "table.npz").table
     of_labels = said[0, np.arange(4), data.valid.labels]
     np.testing.assert_allclose(table.log_probs[0], of_labels, rtol=5e-3, atol=1e-6)
-    np.testing.assert_allclose(table.test_log_probs[0, 1:, 1], -nats[0, 1:], rtol=0.2)
+    np.testing.assert_allclose(table.test_log_probs[0, 1:, 1], -nats[0, 1:], rtol=0.5)
     finite = table.test_log_probs[0, :3]
     assert metrics.log_likelihood(finite, np.ones(3, int), log=True) > -np.inf

@@ -25,7 +25,7 @@ def sounder():
     return [LogisticRegression(max_iter=1000), KNeighborsClassifier(10)]
 
 
-@parametrize_with_checks([EnsembleClassifier(two(), size=2, method="caruana", calibrate=False)])
+@parametrize_with_checks([EnsembleClassifier(two(), size=2, method="caruana", calibrate="off")])
 @pytest.mark.filterwarnings("default")  # of what the checks do to the members
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -61,7 +61,7 @@ def test_a_class_that_no_model_knows_has_a_probability_of_next_to_nothing(digits
     (x, y), (x_valid, y_valid), _ = digits
     known = y != "digit 9"
     models = [model.fit(x[known], y[known]) for model in sounder()]
-    found = EnsembleClassifier(models, size=2, method="stack", calibrate=False)
+    found = EnsembleClassifier(models, size=2, method="stack", calibrate="off")
     found = found.fit(x_valid, y_valid)
     assert len(found.classes_) == 10
     assert found.predict_proba(x_valid)[:, 9].max() < 1e-4
@@ -70,7 +70,7 @@ def test_a_class_that_no_model_knows_has_a_probability_of_next_to_nothing(digits
 def test_frozen_models_survive_cross_validation(digits):
     (x, y), (x_valid, y_valid), _ = digits
     models = [FrozenEstimator(model.fit(x, y)) for model in sounder()]
-    ensemble = EnsembleClassifier(models, size=2, method="caruana", calibrate=False)
+    ensemble = EnsembleClassifier(models, size=2, method="caruana", calibrate="off")
     assert cross_val_score(ensemble, x_valid, y_valid, cv=2).min() > 0.7
 
 

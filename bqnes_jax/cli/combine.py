@@ -46,7 +46,6 @@ class CombineCommand:
         if out.exists() and not out.is_dir():
             raise BQNESError(f"out is {out}, which is a file; give a directory.")
         prepare_jax()
-        wanted = {"auto": "auto", "on": True, "off": False}[self.calibrate]
         found = combine(
             given["valid"],
             given.get("valid_labels"),
@@ -54,7 +53,7 @@ class CombineCommand:
             method=self.method,
             inputs=self.inputs,
             costs=self.costs,
-            calibrate=wanted,
+            calibrate=self.calibrate,
             names=given.get("names"),
             test=given.get("test"),
             test_labels=given.get("test_labels"),

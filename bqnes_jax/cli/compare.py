@@ -42,7 +42,7 @@ from bqnes_jax.spaces.base import as_listed
 from bqnes_jax.studies import comparison
 from bqnes_jax.types import explain_each
 
-_ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S")
+_ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S", "BQ-L")
 _LIVE = ("Random", "NES-RE", "BQ-R", "BQ-S", "BQ-L")
 
 
@@ -71,6 +71,8 @@ class CompareCommand:
         out: a directory for the table as text, CSV, Markdown and LaTeX.
         preset: what is trained by default, with --live; reference also searches as the published
             code does.
+        calibrate: measure ensembles with one temperature after pooling, too: one that is fitted to
+            validation points that were left out, and used where it lowers their loss.
         ece: what the accuracy of a bin is compared with: its mean confidence, or its centre.
         config: a YAML or JSON file with fields that differ from the preset.
         prior: package.module:function of architectures that returns the logarithm of their prior;
@@ -89,6 +91,7 @@ class CompareCommand:
     preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
     prior: str | None = None
+    calibrate: bool = True
     ece: Literal["confidence", "centre"] = "confidence"
     search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=SearchConfig
@@ -151,6 +154,7 @@ class CompareCommand:
                 report=status.update,
                 ece_reference=self.ece,
                 prior=make_prior(self.prior),
+                calibrated=self.calibrate,
             )
 
     def _live(self, out: Path) -> list[comparison.Row]:
@@ -179,6 +183,7 @@ class CompareCommand:
                 self.seeds,
                 config=self.search,
                 prior=make_prior(self.prior),
+                calibrated=self.calibrate,
             )
 
 
@@ -300,7 +305,7 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     best = "in bold" if in_bold else "with *"
 
     show_table(
-        ["", "M", *comparison.HEADERS],
+        ["", "M", *comparison.headers(rows)],
         [
             [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, comparison.summarise(rows), strict=True)

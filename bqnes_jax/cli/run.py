@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -26,7 +26,10 @@ from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.parallel import is_first
 from bqnes_jax.runs import Ensemble, Metrics, Run, RunConfig, TaskConfig, search
 
-_COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood"]
+if TYPE_CHECKING:  # matplotlib takes a second to import
+    from bqnes_jax.report import Row
+
+_COLUMNS = ["", "M", "accuracy", "ECE", "log-likelihood", "T", "ECE at T = 1", "log-lik. at T = 1"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,8 @@ class RunCommand:
         algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective";
             with several --seeds also BQ-W (what BQ-S is then) and "Deep ensemble".
         ensemble_size: how many members the ensemble has.
+        calibrate: whether one temperature follows the pool of the members; auto if that lowers the
+            loss of validation points that were left out.
         prior: package.module:function of architectures that returns the logarithm of their prior;
             by default they are equally likely.
         seeds: with how many weight seeds an architecture can be trained: --seed and those after it.
@@ -69,6 +74,7 @@ class RunCommand:
     coordinator: str | None = None
     algorithm: str = "BQ-S"
     ensemble_size: int = 3
+    calibrate: Literal["auto", "on", "off"] = "auto"
     prior: str | None = None
     seeds: int = 1
     search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
@@ -84,6 +90,7 @@ class RunCommand:
             **{one.name: getattr(self.task, one.name) for one in dataclasses.fields(TaskConfig)},
             algorithm=self.algorithm,
             ensemble_size=self.ensemble_size,
+            calibrate=self.calibrate,
             prior=self.prior,
             seeds=self.seeds,
             search=self.search,
@@ -113,7 +120,7 @@ def _run(config: RunConfig, out: Path) -> None:
     candidates = len(run.record.archs)
     title = f"{config.data_name}: test data, {candidates} candidates by {config.algorithm}"
     rows = summary(run)
-    _show_metrics([(row.name, row.size, row.metrics) for row in rows], title)
+    _show_metrics(rows, title)
     ensemble = run.saved_ensemble()
     _show_members(ensemble, warnings_of(ensemble, rows))
     worth, temperature = run.record.effective_sizes[-1], float(run.record.temperature)
@@ -130,6 +137,7 @@ class ReselectCommand:
         method: restack (BQ-S), recombine (BQ-R), logpool (BQ-L), beam, stack, quadrature,
             corrective, caruana or top; by default that of the run.
         size: how many members; by default as many as in the run.
+        calibrate: whether one temperature follows: auto, on or off; by default as in the run.
         save: make it the ensemble that `bqnes predict` and `bqnes report` use.
         family: package.module:family, if the run was made from Python.
     """
@@ -137,19 +145,19 @@ class ReselectCommand:
     run: tyro.conf.Positional[Path]
     method: str | None = None
     size: int | None = None
+    calibrate: Literal["auto", "on", "off"] | None = None
     save: bool = False
     family: str | None = None
 
     def __call__(self) -> None:
         """Select, and print what that is worth."""
+        from bqnes_jax.report import row_of  # matplotlib takes a second to import
+
         prepare_jax()
         run = Run.load(self.run, family=given_family(self.family))
-        ensemble = run.ensemble(self.size, self.method)
+        ensemble = run.ensemble(self.size, self.method, calibrate=self.calibrate)
         single = run.ensemble(1, "top")
-        rows = [
-            ("Best single", 1, single.metrics),
-            (ensemble.method, self.size or ensemble.size, ensemble.metrics),
-        ]
+        rows = [row_of(single, "Best single"), row_of(ensemble, ensemble.method)]
         _show_metrics(rows, f"{run.config.data_name}: test data")
         if self.save:
             ensemble.save()
@@ -211,15 +219,24 @@ class ReportCommand:
         say(str(write_report(Run.load(self.run, family=given_family(self.family)))))
 
 
-def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
-    show_table(
-        _COLUMNS,
+def _show_metrics(rows: Sequence["Row"], title: str) -> None:
+    """Print how good ensembles are, and how good without the temperature after pooling."""
+    lines = [
         [
-            [name, str(size), f"{m.accuracy:.2%}", f"{m.ece:.4f}", f"{m.log_likelihood:.1f}"]
-            for name, size, m in rows
-        ],
-        title=title,
-    )
+            row.name,
+            str(row.size),
+            f"{row.metrics.accuracy:.2%}",
+            *_fit_texts(row.metrics),
+            f"{row.temperature:.2f}",
+            *_fit_texts(row.uncalibrated),
+        ]
+        for row in rows
+    ]
+    show_table(_COLUMNS, lines, title=title)
+
+
+def _fit_texts(metrics: Metrics) -> tuple[str, str]:
+    return f"{metrics.ece:.4f}", f"{metrics.log_likelihood:.1f}"
 
 
 def _show_members(ensemble: Ensemble, warnings: Sequence[str]) -> None:

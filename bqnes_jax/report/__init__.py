@@ -46,6 +46,7 @@ __all__ = [
     "kernel_coordinates",
     "predict_each",
     "rank_correlation",
+    "row_of",
     "summary",
     "warnings_of",
     "write_report",
@@ -75,7 +76,7 @@ def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
     own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
     asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
     ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
-    return [_row(run.ensemble(size, method)) for method, size in ordered]
+    return [row_of(run.ensemble(size, method)) for method, size in ordered]
 
 
 def warnings_of(ensemble: Ensemble, rows: Sequence[Row]) -> list[str]:
@@ -94,7 +95,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     """
     directory = run.directory if directory is None else Path(directory)
     rows, ensemble = summary(run), run.saved_ensemble()
-    own = _row(ensemble)
+    own = row_of(ensemble)
     rows = [own if row[:2] == own[:2] else row for row in rows]
     rows = rows if own in rows else [*rows, own]
     drawings = {drawing.name: drawing for drawing in _drawings(ensemble)}
@@ -184,8 +185,16 @@ def kernel_coordinates(
     return places * np.where(farthest < 0, -1.0, 1.0), (float(shares[0]), float(shares[1]))
 
 
-def _row(ensemble: Ensemble) -> Row:
-    return Row(_label(ensemble), ensemble.size, ensemble.metrics, ensemble.status)
+def row_of(ensemble: Ensemble, name: str | None = None) -> Row:
+    """Measure an ensemble, with the temperature after pooling and without it."""
+    return Row(
+        _label(ensemble) if name is None else name,
+        ensemble.size,
+        ensemble.metrics,
+        ensemble.status,
+        ensemble.temperature,
+        ensemble.uncalibrated().metrics,
+    )
 
 
 def _label(ensemble: Ensemble) -> str:
@@ -219,6 +228,19 @@ def _result(ensemble: Ensemble) -> str:
     return (
         f"{_called(ensemble)} with {members}: {100 * metrics.accuracy:.1f} % accuracy, "
         f"log-likelihood {signed(metrics.log_likelihood, 1)}{compared}."
+    )
+
+
+def _calibrated(row: Row) -> str:
+    """Say what the temperature after pooling has changed."""
+    if row.temperature == 1:
+        return "Predictions are as the members' pool gives them: no temperature follows."
+    before, after = row.uncalibrated, row.metrics
+    return (
+        f"The temperature {row.temperature:.2f} after pooling, fitted to validation points that "
+        f"were left out when members were selected, changes the ECE from {before.ece:.4f} to "
+        f"{after.ece:.4f} and the log-likelihood from {signed(before.log_likelihood, 1)} to "
+        f"{signed(after.log_likelihood, 1)}."
     )
 
 
@@ -355,7 +377,8 @@ def _sections(
     bodies = {
         "Results": html.table(rows, own),
         "Warnings": warnings,
-        "Calibration": drawn("reliability", "reliability-single"),
+        "Calibration": drawn("reliability", "reliability-single")
+        + html.paragraph(_calibrated(own)),
         "Dataset shift": drawn(*_SHIFT) + _by_corruption(ensemble.run),
         "Weights": drawn("weights"),
         "Architectures": drawn(*(f"architecture-{member}" for member in ensemble.members)),

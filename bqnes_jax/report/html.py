@@ -129,6 +129,8 @@ class Row(NamedTuple):
     size: int
     metrics: Metrics
     status: Status = Status.OK
+    temperature: float = 1.0  # after pooling
+    uncalibrated: Metrics = Metrics(0.0, 0.0, 0.0)  # how good without it
 
 
 class Drawing(NamedTuple):

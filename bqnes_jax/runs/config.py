@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from bqnes_jax import algorithms, families
+from bqnes_jax.calibration import WHEN
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.data import Split, load, split
-from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily
 from bqnes_jax.families.registry import import_named
 from bqnes_jax.identity import SELECTION, SPEED, field, identity
@@ -75,6 +76,8 @@ class RunConfig(TaskConfig):
             Another method selects from the same networks: with the same --out, or by `reselect`.
             With several seeds also BQ-W (what BQ-S is then) and Deep ensemble.
         ensemble_size: how many members the ensemble has.
+        calibrate: whether one temperature follows the pool of the members: on, off, or auto, if it
+            lowers the loss of validation points that were left out when it was fitted.
         prior: which function of architectures returns the logarithm of their prior, as
             package.module:function; by default they are equally likely.
         seeds: with how many weight seeds an architecture can be trained: `seed` and those after it.
@@ -85,6 +88,7 @@ class RunConfig(TaskConfig):
     _: dataclasses.KW_ONLY
     algorithm: str = field(SELECTION, default="BQ-S")
     ensemble_size: int = field(SELECTION, default=3)
+    calibrate: str = field(SELECTION, default="auto")
     prior: str | None = None
     seeds: int = 1
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
@@ -92,6 +96,7 @@ class RunConfig(TaskConfig):
     def __post_init__(self):
         super().__post_init__()
         check_whole("ensemble_size", self.ensemble_size, 1)
+        check_choice("calibrate", self.calibrate, WHEN)
         check_whole("seeds", self.seeds, 1)
 
     def identity(self) -> dict[str, Any]:

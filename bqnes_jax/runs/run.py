@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms
+from bqnes_jax.calibration import WHEN, apply_temperature
 from bqnes_jax.data import downsample
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily, families, is_named, with_seeds
@@ -32,7 +33,7 @@ from bqnes_jax.runs.config import RunConfig, make_family
 from bqnes_jax.runs.layout import CONFIG, ENSEMBLE, SEARCH, SHARED, read_config, read_versions
 from bqnes_jax.runs.record import Record, read_record
 from bqnes_jax.runs.workbench import keys_of, measure_stored, stored_log_probs
-from bqnes_jax.selection import methods, needs_classes, pool_of
+from bqnes_jax.selection import methods, pool_of
 from bqnes_jax.spaces import Space
 from bqnes_jax.storage import Store
 from bqnes_jax.storage.entries import CHOICES, describe_family
@@ -124,8 +125,16 @@ class Run:
         """What went differently when the surrogate was fitted last."""
         return self.record.status
 
-    def ensemble(self, size: int | None = None, method: str | None = None) -> "Ensemble":
-        """Select an ensemble from the candidates: by default, the one of the config."""
+    def ensemble(
+        self, size: int | None = None, method: str | None = None, *, calibrate: str | None = None
+    ) -> "Ensemble":
+        """Select an ensemble from the candidates: by default, the one of the config.
+
+        Args:
+            size: how many members.
+            method: of selection.
+            calibrate: whether a temperature follows the pool: "auto", "on" or "off".
+        """
         size = self.config.ensemble_size if size is None else size
         algorithm = algorithms.find_trainable(self.config.algorithm)
         check_whole("size", size, 1)
@@ -134,25 +143,29 @@ class Run:
             algorithms.check_seeds(self.config.algorithm, self.space, size)
             method, history = algorithm.method, algorithm.own(history, size)
         check_choice("method", method, methods())
-        history = history._replace(measures=self._measures())
-        chosen = algorithms.select_members(
-            method,
-            history,
-            size,
-            gram=jnp.asarray(self.record.gram),
-            log_prior=jnp.asarray(self.record.log_prior),
-            temperature=self.record.temperature,
-            rule=jnp.asarray(self.record.rule),
-            classes=self.valid_log_probs(method),
+        calibrate = self.config.calibrate if calibrate is None else calibrate
+        check_choice("calibrate", calibrate, WHEN)
+        given = algorithms.Given(
+            history._replace(measures=self._measures()),
+            jnp.asarray(self.record.gram),
+            jnp.asarray(self.record.log_prior),
+            self.record.temperature,
+            jnp.asarray(self.record.rule),
+            self.valid_log_probs,
         )
+        chosen = algorithms.select_members(method, given, size)
         used = np.asarray(chosen.weights) > 0
         members, weights = np.asarray(chosen.members)[used], np.asarray(chosen.weights)[used]
-        return Ensemble(self, method, size, members, weights, Status(int(chosen.info.status)))
+        temperature = 1.0
+        if calibrate != "off" and used.any() and self.record.log_probs.shape[1] > 1:
+            fitted = algorithms.calibrate_members(method, given, size)
+            temperature = round(float(fitted.use(calibrate)), 6)
+        status = Status(int(chosen.info.status))
+        return Ensemble(self, method, size, members, weights, status, temperature)
 
-    def valid_log_probs(self, method: str) -> Float[Array, "n valid classes"] | None:
-        """Return what the candidates say about all classes, if a selection method needs it."""
-        if not needs_classes(method):
-            return None
+    @functools.cached_property
+    def valid_log_probs(self) -> Float[Array, "n valid classes"]:
+        """What the candidates say about all classes at the validation points."""
         keys = keys_of(self.space, self.record.archs, self.config.seed)
         return jnp.asarray(self.store.predictions(*zip(*keys, strict=True)).valid_log_probs)
 
@@ -170,8 +183,8 @@ class Run:
         """Return the ensemble that was saved last."""
         path = self.directory / ENSEMBLE
         content = read_json(path, "ensemble")
-        names = ("method", "size", "members", "weights", "status")
-        method, size, members, weights, status = map(content.get, names)
+        names = ("method", "size", "members", "weights", "status", "temperature")
+        method, size, members, weights, status, temperature = map(content.get, names)
         if not (
             method in methods()
             and type(size) is int
@@ -185,10 +198,12 @@ class Run:
             and sum(weights) < float("inf")
             and type(status) is int
             and 0 <= status <= sum(Status)
+            and isinstance(temperature, int | float)
+            and 0 < temperature < float("inf")
         ):
             raise BQNESError(f"ensemble {path} has been altered; select it again: bqnes reselect.")
         chosen = np.array(members), np.array(weights, float)
-        return Ensemble(self, method, size, *chosen, Status(status))
+        return Ensemble(self, method, size, *chosen, Status(status), temperature)
 
     def test_log_probs(self, members: ArrayLike) -> Float[Array, "k m classes"]:
         """Return what candidates, by number, predict for the test points."""
@@ -246,6 +261,7 @@ class Ensemble:
         members: numbers of candidates.
         weights: positive; with sum 1, unless they are for a pool in log space.
         status: what went differently when they were selected.
+        temperature: of the pooled prediction; 1 leaves it as it is.
     """
 
     run: Run = dataclasses.field(repr=False)
@@ -254,6 +270,7 @@ class Ensemble:
     members: Int[np.ndarray, " M"]
     weights: Float[np.ndarray, " M"]
     status: Status = Status.OK
+    temperature: float = 1.0
 
     @property
     def pool(self) -> Pool:
@@ -273,13 +290,20 @@ class Ensemble:
     @functools.cached_property
     def test_log_probs(self) -> Float[Array, "m classes"]:
         """What the ensemble says about the test points."""
-        members = self.run.test_log_probs(self.members)
-        return ensemble_log_probabilities(self.weights, members, pool=self.pool)
+        return self._pooled(self.run.test_log_probs(self.members))
 
     @functools.cached_property
     def metrics(self) -> Metrics:
         """How good it is on the test data."""
         return measure(self.test_log_probs, self.run.record.test_labels)
+
+    def uncalibrated(self) -> "Ensemble":
+        """Return the same members and weights, without a temperature after pooling."""
+        return dataclasses.replace(self, temperature=1.0)
+
+    def _pooled(self, log_probs: ArrayLike) -> Float[Array, "n classes"]:
+        pooled = ensemble_log_probabilities(self.weights, log_probs, pool=self.pool)
+        return apply_temperature(pooled, self.temperature)
 
     def predict(self, inputs: ArrayLike) -> Float[Array, "n classes"]:
         """Return class probabilities of inputs as they come: of images not normalised, 0 to 255.
@@ -287,7 +311,7 @@ class Ensemble:
         Larger images than those the networks saw are shrunk as those were.
         """
         log_probs = self.run.predictor(self.members)(self.run.as_inputs(inputs))
-        return jnp.exp(ensemble_log_probabilities(self.weights, log_probs, pool=self.pool))
+        return jnp.exp(self._pooled(log_probs))
 
     def warnings(self) -> list[str]:
         """Say what went differently in the search and in the selection, and what helps."""
@@ -319,6 +343,7 @@ class Ensemble:
                     "weights": self.weights.tolist(),
                     "architectures": self.texts,
                     "status": int(self.status),
+                    "temperature": self.temperature,
                 },
             )
 

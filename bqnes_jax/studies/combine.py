@@ -9,7 +9,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from bqnes_jax.calibration import Calibration, apply_temperature, calibrate, left_out_predictions
+from bqnes_jax.calibration import (
+    WHEN,
+    Calibration,
+    apply_temperature,
+    calibrate,
+    left_out_predictions,
+)
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.kernels import prediction_gram
 from bqnes_jax.metrics import (
@@ -25,7 +31,6 @@ from bqnes_jax.selection import Selection, methods, needs_classes, select
 from bqnes_jax.studies.models import Models
 from bqnes_jax.types import Status
 
-CALIBRATE = ("auto", True, False)
 BASELINES = ("beam", "caruana", "stack")
 _NOISE = 0.01
 _DRAWS = 300
@@ -102,13 +107,11 @@ class Table(NamedTuple):
     said: Float[Array, "m C"]
 
 
-def study_models(
-    models: Models, size: int, *, method: str, calibrated: bool | str = "auto"
-) -> Study:
+def study_models(models: Models, size: int, *, method: str, when: str = "auto") -> Study:
     """Select and calibrate an ensemble."""
     check_whole("size", size, 1)
     check_choice("method", method, methods())
-    check_choice("calibrate", calibrated, CALIBRATE)
+    check_choice("calibrate", when, WHEN)
     if needs_classes(method) and not models.all_classes:
         raise BQNESError(
             f"method is {method!r}, which needs the probabilities of all classes, and valid has "
@@ -116,10 +119,9 @@ def study_models(
         )
     found = select_models(models, method, size)
     calibration, temperature = None, 1.0
-    if calibrated and models.all_classes and len(models.valid_labels) > 1:
+    if when != "off" and models.all_classes and len(models.valid_labels) > 1:
         calibration = calibrate(_left_out(models, method, size), models.valid_labels)
-        fitted = calibration.temperature if calibrated == "auto" else calibration.fitted
-        temperature = float(fitted)
+        temperature = float(calibration.use(when))
     return Study(models, _chosen(method, found, temperature), calibration, int(size))
 
 

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Int32
 
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
+from bqnes_jax.calibration import apply_temperature, calibrate_ensemble
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
@@ -27,12 +29,16 @@ from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, coun
 from bqnes_jax.tables import Tabulated, evaluator
 from bqnes_jax.types import Status
 
-METRICS = ("accuracy", "ece", "log_likelihood")
-LOWER_IS_BETTER = ("ece",)
+LOWER_IS_BETTER = ("ece", "calibrated_ece")
 
 
 class Row(NamedTuple):
-    """What one algorithm with M members reached on the test points, for each seed."""
+    """What one algorithm with M members reached on the test points, for each seed.
+
+    Calibrated is what a temperature after pooling makes of it, where that lowers the loss of
+    validation points that were left out; None where their classes are not known. It changes no
+    accuracy.
+    """
 
     algorithm: str
     size: int
@@ -41,6 +47,8 @@ class Row(NamedTuple):
     log_likelihood: Float[np.ndarray, " seeds"]
     status: Status = Status.OK  # what went differently, for any seed
     effective_size: float = float("nan")  # of the posterior over the candidates, mean over seeds
+    calibrated_ece: Float[np.ndarray, " seeds"] | None = None
+    calibrated_log_likelihood: Float[np.ndarray, " seeds"] | None = None
 
 
 class Chosen(NamedTuple):
@@ -51,6 +59,7 @@ class Chosen(NamedTuple):
     status: Int32[np.ndarray | Array, " seeds"]
     effective_size: Float[np.ndarray | Array, " seeds"]  # NaN where nothing was searched
     pool: Pool
+    temperature: Float[np.ndarray | Array, " seeds"] | None = None  # after pooling
 
 
 Choose = Callable[[str, int], Chosen]
@@ -70,12 +79,14 @@ def compare_on_table(
     mesh: Mesh | None = None,
     ece_reference: str = "confidence",
     prior: Prior | None = None,
+    calibrated: bool = False,
 ) -> list[Row]:
     """Compare algorithms on a table of predictions, all seeds of a search in one program.
 
     Test predictions are those of the table; where they do not fit into memory, `predict` returns
     those of some architectures. Seeds are divided among the devices of a mesh; by default all.
-    For `ece_reference` see `metrics.ece`, for `prior` see `candidates.make`.
+    For `ece_reference` see `metrics.ece`, for `prior` see `candidates.make`. If it is `calibrated`,
+    rows have calibrated metrics as well, unless the table has no classes of validation points.
     """
     whole, table = tabulated.space, tabulated.table
     if predict is None and table.test_log_probs is not None:
@@ -84,6 +95,7 @@ def compare_on_table(
         raise BQNESError("the table has no predictions; comparing ensembles needs them.")
     evaluate = evaluator(table, whole, measure=config.measure)
     keys = jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+    calibrated = calibrated and table.classes is not None
 
     @functools.cache
     def searched(strategy: str, space: Space):
@@ -96,13 +108,16 @@ def compare_on_table(
         algorithm, space = algorithms.find(name), _searched_space(name, whole, size)
         if isinstance(algorithm, Pair) and not algorithm.only_members:
             found = searched(algorithm.strategy, space)
-            one = _selector(algorithm, space, size, config, prior)
+            one = _selector(algorithm, space, size, config, prior, calibrated)
             every = spread(lambda found, e: lax.map(lambda each: one(each, e), found), mesh)
             return every(found, evaluate)
         run = algorithms.make(name, space, size, config=config, prior=prior)
-        return _repeat(lambda key, evaluate: _chosen(algorithm, run(key, evaluate)), mesh)(
-            keys, evaluate
-        )
+
+        def once(key, evaluate):
+            result = run(key, evaluate)
+            return _chosen(algorithm, _as_it_is(result, evaluate) if calibrated else result)
+
+        return _repeat(once, mesh)(keys, evaluate)
 
     labels = tabulated.test_labels
     return _compare(
@@ -159,6 +174,7 @@ def compare_live(
     config: SearchConfig = SearchConfig(),
     report: Callable[[str], None] | None = None,
     prior: Prior | None = None,
+    calibrated: bool = False,
 ) -> list[Row]:
     """Compare algorithms that train what they ask for; `evaluate` should remember what it did.
 
@@ -174,10 +190,11 @@ def compare_live(
         config: of the searches.
         report: called with the name of what is done next.
         prior: over the space, as in `candidates.make`.
+        calibrated: whether rows have calibrated metrics as well.
     """
     for name in names:
         find_trainable(name)
-    choose = choose_live(space, evaluate, seeds, config=config, prior=prior)
+    choose = choose_live(space, evaluate, seeds, config=config, prior=prior, calibrated=calibrated)
     return _compare(names, _sizes(space, sizes), seeds, choose, predict, test_labels, report)
 
 
@@ -188,6 +205,7 @@ def choose_live(
     *,
     config: SearchConfig = SearchConfig(),
     prior: Prior | None = None,
+    calibrated: bool = False,
 ) -> Choose:
     """Return a function (algorithm, size) that returns the ensembles of all seeds.
 
@@ -203,7 +221,7 @@ def choose_live(
     def choose(name: str, size: int) -> Chosen:
         algorithm, own = find_trainable(name), _searched_space(name, space, size)
         budgeted = algorithm.budgeted(config, size)
-        one = _selector(algorithm, own, size, budgeted, prior)
+        one = _selector(algorithm, own, size, budgeted, prior, calibrated)
         chosen = [one(each, evaluate) for each in searched(algorithm.strategy, own, budgeted)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)
 
@@ -227,21 +245,45 @@ def _compare(
             if report is not None:
                 report(f"{name}, {size} members")
             chosen = choose(name, size)
-            metrics = [
-                measure_ensemble(
-                    weights,
-                    predict(jnp.asarray(archs)),
-                    test_labels,
-                    pool=chosen.pool,
-                    ece_reference=ece_reference,
-                )
-                for archs, weights in zip(chosen.archs, chosen.weights, strict=True)
-            ]
+            measured = np.array(
+                [
+                    _measure_both(one, predict(jnp.asarray(one.archs)), test_labels, ece_reference)
+                    for one in (
+                        jax.tree.map(lambda leaf, i=i: leaf[i], chosen) for i in range(seeds)
+                    )
+                ],
+                float,
+            )
             status = Status(int(np.bitwise_or.reduce(np.asarray(chosen.status))))
-            accuracies, eces, log_likelihoods = np.asarray(metrics, float).T
             worth = float(np.mean(chosen.effective_size))
-            rows.append(Row(name, size, accuracies, eces, log_likelihoods, status, worth))
+            accuracies, eces, log_likelihoods = measured[:, 0].T
+            row = Row(name, size, accuracies, eces, log_likelihoods, status, worth)
+            if chosen.temperature is not None:
+                _, eces, log_likelihoods = measured[:, 1].T
+                row = row._replace(calibrated_ece=eces, calibrated_log_likelihood=log_likelihoods)
+            rows.append(row)
     return rows
+
+
+def _measure_both(
+    chosen: Chosen,
+    log_probs: Float[Array, "M m classes"],
+    labels: Int[Array, " m"],
+    ece_reference: str,
+) -> list[Float[Array, " 3"]]:
+    """Return the metrics without a temperature after pooling, and with it if there is one."""
+    temperatures = [1.0] if chosen.temperature is None else [1.0, chosen.temperature]
+    return [
+        measure_ensemble(
+            chosen.weights,
+            log_probs,
+            labels,
+            pool=chosen.pool,
+            ece_reference=ece_reference,
+            temperature=jnp.asarray(temperature),
+        )
+        for temperature in temperatures
+    ]
 
 
 def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
@@ -254,18 +296,36 @@ def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
 
 
 def _selector(
-    algorithm: Pair, space: Space, size: int, config: SearchConfig, prior: Prior | None
+    algorithm: Pair,
+    space: Space,
+    size: int,
+    config: SearchConfig,
+    prior: Prior | None,
+    calibrated: bool,
 ) -> Callable[[Searched, Evaluate], Chosen]:
     """Return a function that selects an ensemble from what one search has evaluated."""
     made = candidates.make(algorithm.strategy, space, config=config, prior=prior)
 
     @jax.jit
     def select(one: Searched, classes: Float[Array, "n points classes"] | None) -> Chosen:
-        return _chosen(algorithm, select_ensemble(algorithm, made, one, size, classes=classes))
+        result = select_ensemble(algorithm, made, one, size, classes=classes, calibrated=calibrated)
+        return _chosen(algorithm, result)
 
-    return lambda one, evaluate: select(
-        one, classes_for(algorithm.method, evaluate, one.history.archs)
-    )
+    def of_search(one: Searched, evaluate: Evaluate) -> Chosen:
+        archs = one.history.archs
+        known = evaluate(archs).classes if calibrated else None
+        classes = classes_for(algorithm.method, evaluate, archs) if known is None else known
+        return select(one, classes)
+
+    return of_search
+
+
+def _as_it_is(result: algorithms.Result, evaluate: Evaluate) -> algorithms.Result:
+    """Calibrate an ensemble that was not selected from candidates, by all validation points."""
+    said = evaluate(result.archs)
+    assert said.log_probs is not None and said.classes is not None  # there is a table of them
+    calibration = calibrate_ensemble(result.weights, said.log_probs, said.classes, pool=result.pool)
+    return result._replace(calibration=calibration)
 
 
 def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
@@ -275,7 +335,8 @@ def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
     if result.trace is not None:
         worth = result.trace.effective_size[-1]
         status = status if blind else status | result.trace.evidence.status[-1]
-    return Chosen(result.archs, result.weights, status, worth, result.pool)
+    temperature = None if result.calibration is None else result.calibration.temperature
+    return Chosen(result.archs, result.weights, status, worth, result.pool, temperature)
 
 
 @functools.partial(jax.jit, static_argnames=("pool", "ece_reference"))
@@ -286,9 +347,11 @@ def measure_ensemble(
     *,
     pool: Pool = Pool.MIXTURE,
     ece_reference: str = "confidence",
+    temperature: ArrayLike = 1.0,
 ) -> Float[Array, " 3"]:
     """Return accuracy, ECE and log-likelihood of an ensemble, by what its members say."""
     said = ensemble_log_probabilities(weights, log_probs, pool=pool)
+    said = apply_temperature(said, temperature)
     return jnp.stack(
         [
             accuracy(said, labels, log=True),
@@ -307,15 +370,16 @@ class Cell(NamedTuple):
 
 
 def summarise(rows: Sequence[Row]) -> list[list[Cell]]:
-    """Return the cells of each row, in the order of METRICS.
+    """Return the cells of each row, in the order of `metrics_of`.
 
     What is best is best among ensembles of one size and the single networks, which compete with
     ensembles of every size. Others count as equally good when they fall short of the best by less
     than the standard error of the difference.
     """
-    cells = [[_mean_and_error(getattr(row, name)) for name in METRICS] for row in rows]
+    names = metrics_of(rows)
+    cells = [[_mean_and_error(getattr(row, name)) for name in names] for row in rows]
     sizes = {row.size for row in rows if row.size > 1} or {1}
-    for column, name in enumerate(METRICS):
+    for column, name in enumerate(names):
         sign = -1 if name in LOWER_IS_BETTER else 1
         means, errors = (
             np.array([getattr(row[column], field) for row in cells]) for field in ("mean", "error")
@@ -342,8 +406,24 @@ def _mean_and_error(values: np.ndarray) -> Cell:
     return Cell(float(values.mean()), float(error), False)
 
 
-HEADERS = ("Accuracy (%)", "ECE", "Log-likelihood")
-_SCALES, _DIGITS = (100, 1, 1), (2, 4, 1)
+_HEADERS = {
+    "accuracy": "Accuracy (%)",
+    "ece": "ECE",
+    "log_likelihood": "Log-likelihood",
+    "calibrated_ece": "calibrated: ECE",
+    "calibrated_log_likelihood": "Log-likelihood",
+}
+_SCALES, _DIGITS = (100, 1, 1, 1, 1), (2, 4, 1, 4, 1)
+
+
+def metrics_of(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the metrics that all rows have."""
+    return [name for name in _HEADERS if all(getattr(row, name) is not None for row in rows)]
+
+
+def headers(rows: Sequence[Row]) -> list[str]:
+    """Return what the columns of metrics are called."""
+    return [_HEADERS[name] for name in metrics_of(rows)]
 
 
 def written(cell: Cell, column: int) -> str:
@@ -355,9 +435,10 @@ def written(cell: Cell, column: int) -> str:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Write one line for each algorithm, size and seed: what other programs read."""
-    lines = ["algorithm,members,seed," + ",".join(METRICS)]
+    names = metrics_of(rows)
+    lines = ["algorithm,members,seed," + ",".join(names)]
     for row in rows:
-        for seed, values in enumerate(zip(*(getattr(row, name) for name in METRICS), strict=True)):
+        for seed, values in enumerate(zip(*(getattr(row, name) for name in names), strict=True)):
             lines.append(
                 f"{row.algorithm},{row.size},{seed}," + ",".join(f"{v:.6g}" for v in values)
             )
@@ -366,7 +447,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def as_text(rows: Sequence[Row]) -> str:
     """Write columns of text; * marks what is best."""
-    lines = [["", "M", *HEADERS]]
+    lines = [["", "M", *headers(rows)]]
     for row, cells in zip(rows, summarise(rows), strict=True):
         marks = ("*" if cell.best else " " for cell in cells)
         texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
@@ -382,7 +463,8 @@ def as_text(rows: Sequence[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """Write a Markdown table."""
-    lines = ["| Algorithm | M | " + " | ".join(HEADERS) + " |", "|---|--:|--:|--:|--:|"]
+    columns = ["Algorithm", "M", *headers(rows)]
+    lines = [f"| {' | '.join(columns)} |", f"|---|{'--:|' * (len(columns) - 1)}"]
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
         lines.append(f"| {row.algorithm} | {row.size} | " + " | ".join(texts) + " |")
@@ -391,11 +473,11 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 def as_latex(rows: Sequence[Row]) -> str:
     """Write a LaTeX table for the package booktabs."""
-    headers = " & ".join(header.replace("%", r"\%") for header in HEADERS)
+    columns = [header.replace("%", r"\%") for header in headers(rows)]
     lines = [
-        r"\begin{tabular}{lrrrr}",
+        rf"\begin{{tabular}}{{lr{'r' * len(columns)}}}",
         r"\toprule",
-        rf"Algorithm & $M$ & {headers} \\",
+        rf"Algorithm & $M$ & {' & '.join(columns)} \\",
         r"\midrule",
     ]
     for row, cells in zip(rows, summarise(rows), strict=True):

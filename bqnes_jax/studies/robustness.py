@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, UInt8
 
 from bqnes_jax.data import (
@@ -84,6 +85,7 @@ def study(
     under: Iterable[Condition],
     *,
     pools: Sequence[Pool] | None = None,
+    temperatures: ArrayLike | None = None,
 ) -> Iterator[tuple[Condition, Measured]]:
     """Measure ensembles of the same members, one condition after another.
 
@@ -93,12 +95,15 @@ def study(
         shifted: returns the images of a condition; see `data.shifted`.
         under: the conditions.
         pools: what the weights of each ensemble are for; mixtures unless given.
+        temperatures: of each ensemble after pooling; 1 unless given.
     """
     pools = (Pool.MIXTURE,) * len(weights) if pools is None else tuple(pools)
     for condition in under:
         images, labels = shifted(*condition)
         log_probs = predict(np.asarray(images))
-        measured = measure_all(weights, log_probs, jnp.asarray(labels), pools=pools)
+        measured = measure_all(
+            weights, log_probs, jnp.asarray(labels), pools=pools, temperatures=temperatures
+        )
         yield condition, np.asarray(measured, float)
 
 
@@ -109,17 +114,22 @@ def measure_all(
     labels: Int[Array, " n"],
     *,
     pools: tuple[Pool, ...] | None = None,
+    temperatures: ArrayLike | None = None,
 ) -> Float[Array, "ensembles 3"]:
     """Return accuracy, ECE and log-likelihood of every ensemble, a mixture unless said."""
+    warmth = jnp.ones(len(weights)) if temperatures is None else jnp.asarray(temperatures)
     pools = (Pool.MIXTURE,) * len(weights) if pools is None else pools
     measured = jnp.zeros((len(weights), 3), jnp.result_type(weights, log_probs))
     for pool in Pool:  # one program for all ensembles of a kind, however many they are
         rows = np.flatnonzero([own == pool for own in pools])
         if rows.size:
-            measure = functools.partial(
-                measure_ensemble, log_probs=log_probs, labels=labels, pool=pool
+            found = jax.lax.map(
+                lambda one, pool=pool: measure_ensemble(
+                    one[0], log_probs, labels, pool=pool, temperature=one[1]
+                ),
+                (weights[rows], warmth[rows]),
             )
-            measured = measured.at[rows].set(jax.lax.map(measure, weights[rows]))
+            measured = measured.at[rows].set(found)
     return measured
 
 
@@ -173,7 +183,15 @@ def of_run(
         )
     missing = [condition for condition in under if condition not in measured]
     predict = run.predictor(members)
-    for condition, found in study(predict, jnp.asarray(weights), shifted, missing, pools=pools):
+    temperatures = np.array([ensemble.temperature, single.temperature])
+    for condition, found in study(
+        predict,
+        jnp.asarray(weights),
+        shifted,
+        missing,
+        pools=pools,
+        temperatures=jnp.asarray(temperatures),
+    ):
         measured[condition] = found
         _write(run, setting, under, measured)
         if progress is not None:
@@ -243,6 +261,7 @@ def _setting(ensemble: Ensemble) -> dict:
         "members": ensemble.members.tolist(),
         "weights": ensemble.weights.round(6).tolist(),
         "pool": ensemble.pool.value,
+        "temperature": ensemble.temperature,
         "version": importlib.metadata.version("bqnes-jax"),
     }
 

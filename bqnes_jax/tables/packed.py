@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32, UInt8, UInt16
+from jaxtyping import Array, Float, Int, Int32, UInt8, UInt16
 
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import Split
@@ -32,9 +32,6 @@ def load(name: str, *, seeds: int = 1) -> Tabulated:
     With seeds=3: the best 64 and 192 others of these cells, each trained from three seeds, the
     first of which are those of the table without seeds. `bqnes tabulate --count 256 --seeds 3
     --table FILE` makes it again.
-
-    Log-probabilities in both files were clipped at −20 when they were written; `pack` does that no
-    longer.
 
     Example:
         >>> digits = load("digits")
@@ -63,26 +60,23 @@ def read(path: Path) -> Tabulated:
                     f"{path} has losses of NATS-Bench and no predictions, which ensembles need; "
                     "import those into a store."
                 )
-            marked, fitted = "unclipped" in file, "train" in file
         packed = read_arrays(path, _Packed)
-        whole = marked and bool(read_arrays(path, _Mark).unclipped)
-        expand = _expanded if whole else _expanded_from_clipped
-        fit = read_arrays(path, _Fit) if fitted else None
         _check_packed(packed)
-        if fit is not None and not (len(fit.train) == len(packed.valid) and fit.train_points > 0):
-            raise ValueError("its training log-likelihoods are of other networks")
     space = Subset(NATS, tuple(packed.numbers.tolist()))
     seeds = len(packed.valid) // len(packed.numbers)
-    log_probs = expand(packed.valid)
+    log_probs, fitted = _expanded(packed.valid, _FINE), not np.isnan(packed.train).any()
+    classes = _all_classes(log_probs, packed.valid_others, packed.valid_labels)
+    test = _expanded(packed.test, _FINE)
     return Tabulated(
         space if seeds == 1 else as_listed(Seeded(space, seeds)),
         Table(
             log_likelihoods=jnp.asarray(log_probs.sum(axis=1, dtype=float)),
             accuracies=jnp.asarray(packed.right / log_probs.shape[1]),
-            log_probs=jnp.asarray(log_probs),
-            test_log_probs=jax.nn.log_softmax(expand(packed.test)),  # were rounded
-            train_log_likelihoods=None if fit is None else jnp.asarray(fit.train, float),
-            train_points=None if fit is None else int(fit.train_points),
+            log_probs=jnp.asarray(log_probs, jnp.float32),
+            test_log_probs=_all_classes(test, packed.test_others, packed.test_labels),
+            classes=classes,
+            train_log_likelihoods=jnp.asarray(packed.train, float) if fitted else None,
+            train_points=int(packed.train_points) if fitted else None,
         ),
         jnp.asarray(packed.test_labels, jnp.int32),
     )
@@ -123,18 +117,22 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
         )
     cells = np.argsort(numbers)
     order = (cells[:, None] * seeds + np.arange(seeds)).ravel()
-    valid, labels = stored.valid_log_probs[order], data.valid.labels
-    content = io.BytesIO()
+    valid, test = stored.valid_log_probs[order], stored.test_log_probs[order]
+    labels, test_labels = np.asarray(data.valid.labels), np.asarray(data.test.labels)
     packed = _Packed(
         numbers=np.asarray(numbers, np.int32)[cells],
-        valid=_rounded(valid[:, np.arange(len(labels)), labels], np.uint16),
-        test=_rounded(stored.test_log_probs[order], np.uint8),
+        valid=_rounded(valid[:, np.arange(len(labels)), labels], _FINE).astype(np.uint16),
+        valid_others=_rounded_others(valid, labels),
+        valid_labels=labels.astype(np.uint8),
+        test=_rounded(test[:, np.arange(len(test_labels)), test_labels], _FINE).astype(np.uint16),
+        test_others=_rounded_others(test, test_labels),
+        test_labels=test_labels.astype(np.uint8),
         right=np.sum(valid.argmax(-1) == labels, axis=1).astype(np.int32),
-        test_labels=np.asarray(data.test.labels, np.uint8),
+        train=np.asarray(stored.train_log_likelihoods[order], float),
+        train_points=np.array(len(data.train.labels)),
     )
-    fit = _Fit(stored.train_log_likelihoods[order], np.array(len(data.train.labels)))
-    known = {} if np.isnan(fit.train).any() else fit._asdict()
-    np.savez_compressed(content, unclipped=np.array(True), **packed._asdict(), **known)
+    content = io.BytesIO()
+    np.savez_compressed(content, **packed._asdict())
     with writing(f"table {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
@@ -143,64 +141,79 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
 class _Packed(NamedTuple):
     """What is in the file of a table: rounded log-probabilities, and how many are right.
 
-    There is a row for each cell, or one for each of its seeds.
+    There is a row for each cell, or one for each of its seeds. Those of the true class are fine;
+    those of the others are coarse, and 0 stands in the place of the true one.
     """
 
     numbers: Int32[np.ndarray, " cells"]
     valid: UInt16[np.ndarray, "size n"]
-    test: UInt8[np.ndarray, "size m classes"]
-    right: Int32[np.ndarray, " size"]
+    valid_others: UInt8[np.ndarray, "size n classes"]
+    valid_labels: UInt8[np.ndarray, " n"]
+    test: UInt16[np.ndarray, "size m"]
+    test_others: UInt8[np.ndarray, "size m classes"]
     test_labels: UInt8[np.ndarray, " m"]
-
-
-class _Mark(NamedTuple):
-    """What tells a table from those whose log-probabilities were clipped at −20."""
-
-    unclipped: Bool[np.ndarray, ""]
-
-
-class _Fit(NamedTuple):
-    """What tables of networks that were trained with this in mind have besides."""
-
-    train: Float[np.ndarray, " size"]
+    right: Int32[np.ndarray, " size"]
+    train: Float[np.ndarray, " size"]  # NaN where it is not known
     train_points: Int[np.ndarray, ""]
 
 
 def _check_packed(packed: _Packed) -> None:
     """Refuse numbers that are not of cells, counts beyond the points, labels without a class."""
-    numbers, valid, test, right, labels = packed
+    numbers, right, (_, points, classes) = packed.numbers, packed.right, packed.valid_others.shape
     sound = (
-        np.all((numbers >= 0) & (numbers < NATS.size))
+        numbers.size
+        and packed.valid_others.size
+        and packed.test_others.size
+        and len(packed.valid) % len(numbers) == 0
+        and np.all((numbers >= 0) & (numbers < NATS.size))
         and np.all(np.diff(numbers) > 0)
-        and np.all((right >= 0) & (right <= valid.shape[1]))
-        and np.all(labels < test.shape[2])
+        and np.all((right >= 0) & (right <= points))
+        and np.all(packed.valid_labels < classes)
+        and np.all(packed.test_labels < classes)
+        and all(np.all(each <= _FINE) for each in (packed.valid, packed.test))
+        and all(np.all(each <= _COARSE) for each in (packed.valid_others, packed.test_others))
+        and packed.train_points > 0
     )
-    if not (valid.size and test.size and numbers.size and sound) or len(valid) % len(numbers):
+    if not sound:
         raise ValueError("its numbers are out of range")
 
 
-# Log-probabilities are kept as s = r / (1 + r), r = √(−log p / middle), in whole steps: finest
-# where p is near 1, and without an end. In 8 bits a step is 0.04 at 1 nat and 4 % at 30, and the
-# last number is 320,000 nats; after it there is probability 0.
-_MIDDLE = 5.0
-# Files that are not marked as `unclipped` are older: √(−log p / 20), clipped at 20 nats.
-_CLIPPED_AT = 20.0
+# Log-probabilities are kept as s = r / (1 + r), r = √(−log p / 3), in whole steps: finest where p
+# is near 1, and without an end. The last step is probability 0, and nothing else.
+_MIDDLE = 3.0
+_FINE = 4095  # steps for the true class: 0.001 at 0.5 nats, 0.2 % at 30
+_COARSE = 47  # for the others, of which only the likeliest matter: 0.15 at 1 nat
+_SURE = 1e-3  # where the others have less in all, they are left as they were rounded
 
 
-def _rounded(log_probs: np.ndarray, dtype: type) -> np.ndarray:
+def _rounded(log_probs: np.ndarray, last: int) -> np.ndarray:
     root = np.sqrt(np.maximum(-log_probs.astype(float), 0) / _MIDDLE)
-    last = np.iinfo(dtype).max  # probability 0, and nothing else
     steps = np.round(last * (1 - 1 / (1 + root)))
-    return np.where(np.isinf(root), last, np.minimum(steps, last - 1)).astype(dtype)
+    return np.where(np.isinf(root), last, np.minimum(steps, last - 1))
 
 
-def _expanded(steps: np.ndarray) -> np.ndarray:
-    last = np.iinfo(steps.dtype).max
+def _rounded_others(log_probs: np.ndarray, labels: np.ndarray) -> UInt8[np.ndarray, "size n C"]:
+    steps = _rounded(log_probs, _COARSE).astype(np.uint8)
+    steps[:, np.arange(len(labels)), labels] = 0
+    return steps
+
+
+def _expanded(steps: np.ndarray, last: int) -> np.ndarray:
     with np.errstate(divide="ignore"):
         root = steps / (last - steps.astype(float))
-    return (-_MIDDLE * root**2).astype(np.float32)
+    return -_MIDDLE * root**2
 
 
-def _expanded_from_clipped(steps: np.ndarray) -> np.ndarray:
-    share = steps.astype(np.float32) / np.iinfo(steps.dtype).max
-    return -np.float32(_CLIPPED_AT) * share**2
+def _all_classes(
+    true: np.ndarray, others: np.ndarray, labels: np.ndarray
+) -> Float[Array, "size points classes"]:
+    """Return log-probabilities: of the true class as given; the others share what it leaves."""
+    log_probs = _expanded(others, _COARSE)
+    own = np.arange(len(labels)), labels
+    log_probs[:, own[0], own[1]] = -np.inf
+    left, shared = -np.expm1(true), np.exp(log_probs).sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where((left >= _SURE) & (shared > 0), np.log(left / shared), 0)
+    log_probs += scale[..., None]
+    log_probs[:, own[0], own[1]] = true
+    return jnp.asarray(log_probs, jnp.float32)
