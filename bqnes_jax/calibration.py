@@ -175,7 +175,8 @@ def calibrate_ensemble(
     """
     log_probs, classes = as_float(log_probs), as_float(classes)
     labels = _labels_of(log_probs, classes, as_float(weights) > 0)
-    return _calibrate(ensemble_log_probabilities(weights, classes, pool=pool), labels, _FOLDS)
+    said = jax.nn.log_softmax(classes, axis=-1)  # may have been rounded
+    return _calibrate(ensemble_log_probabilities(weights, said, pool=pool), labels, _FOLDS)
 
 
 def left_out_predictions(

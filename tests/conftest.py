@@ -1,8 +1,8 @@
 """Every test runs twice: in float32 and in float64."""
 
-import atexit
 import os
-import tempfile
+import shutil
+from pathlib import Path
 
 import jax
 import pytest
@@ -21,11 +21,14 @@ if jax.__version_info__ >= (0, 10):  # XLA refuses flags that it does not know
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # the older ones compile twice as fast
 os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, os.environ.get("XLA_FLAGS", "")])
 # What one test has compiled the others load: in both workers, in the processes that tests start,
-# and after `forget_programs`. The folder is new, so a suite does not depend on an earlier one.
+# after `forget_programs`, and in the next suite. XLA and its flags are part of what a program is
+# known by; what cannot be read is compiled again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a worker has that of the first process
-    _PROGRAMS = tempfile.TemporaryDirectory(prefix="bqnes-programs-")
-    atexit.register(_PROGRAMS.cleanup)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
+    _PROGRAMS = Path("~/.cache/bqnes-jax/programs-of-tests").expanduser()
+    _PROGRAMS.mkdir(parents=True, exist_ok=True)
+    if sum(file.stat().st_size for file in _PROGRAMS.iterdir()) > 4 << 30:
+        shutil.rmtree(_PROGRAMS)  # many versions of the code have left theirs
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_PROGRAMS)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

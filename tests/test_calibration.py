@@ -157,7 +157,7 @@ def test_selecting_and_calibrating_in_one(tolerance):
         found.use("yes")
     weights, pair = jnp.array([0.5, 0.5]), classes[:2]
     given = calibrate_ensemble(weights, pair[:, np.arange(40), labels], pair)
-    mixture = ensemble_log_probabilities(weights, pair)
+    mixture = ensemble_log_probabilities(weights, log_softmax(pair, axis=-1))
     np.testing.assert_allclose(given.fitted, calibrate(mixture, labels).fitted, rtol=1e-5)
     with pytest.raises(BQNESError, match="at least two"):
         left_out_predictions("top", log_probs[:, :1], 1, classes=classes[:, :1])

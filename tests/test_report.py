@@ -197,7 +197,8 @@ def test_the_page(written, tmp_path):
         f"BQ-S with 3 members: {100 * own.accuracy:.1f} % accuracy, log-likelihood "
         f"{own.log_likelihood:.1f} against {single.log_likelihood:.1f} of the best single network."
     )
-    assert result.replace("-1", "−1").replace("-2", "−2") in page.text
+    assert re.sub(r"-(\d)", r"−\1", result) in page.text
+    assert f"The temperature {rows[1].temperature:.2f} after pooling" in page.text
     config = re.search(r"<pre>(family: .*?)</pre>", page.text, re.DOTALL).group(1)
     (tmp_path / "config.yaml").write_text(config)
     assert configure(file=tmp_path / "config.yaml") == run.config

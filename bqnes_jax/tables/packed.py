@@ -216,4 +216,4 @@ def _all_classes(
         scale = np.where((left >= _SURE) & (shared > 0), np.log(left / shared), 0)
     log_probs += scale[..., None]
     log_probs[:, own[0], own[1]] = true
-    return jnp.asarray(log_probs, jnp.float32)
+    return jax.nn.log_softmax(jnp.asarray(log_probs, jnp.float32))
