@@ -15,7 +15,7 @@ from scipy.special import log_softmax, logsumexp
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import ece
 from bqnes_jax.pooling import LOG_FLOOR, Pool, ensemble_log_probabilities
-from bqnes_jax.selection import Choice, log_pool_weights, register, select
+from bqnes_jax.selection import Choice, log_pool_weights, logpool, register, select
 from bqnes_jax.selection.loglinear import LEAST, Problem, best_pool, evaluate
 from bqnes_jax.selection.logpool import STRENGTHS
 from bqnes_jax.types import Status
@@ -308,6 +308,23 @@ def test_half_precision_is_enough():
     full = select("logpool", log_probs, SIZE, classes=classes)
     assert half.weights.dtype == full.weights.dtype
     np.testing.assert_allclose(half.info.loss, full.info.loss, rtol=1e-2)
+
+
+def test_very_many_points_are_thinned_for_the_search_alone(monkeypatch, tolerance):
+    """The weights are those of all points, and the members nearly as good."""
+    log_probs, classes = problem(3, points=91)  # of no other test: a program remembers
+    whole = select("logpool", log_probs, SIZE, classes=classes)
+    monkeypatch.setattr(logpool, "_ENOUGH", 30 * CLASSES)
+    jax.clear_caches()
+    thin = select("logpool", log_probs, SIZE, classes=classes)
+    jax.clear_caches()
+    members = np.asarray(thin.members)
+    exact = [
+        log_pool_weights(log_probs[members], classes[members], strengths=(strength,))
+        for strength in STRENGTHS
+    ]
+    assert min(np.abs(thin.weights - one.weights).max() for one in exact) < tolerance(1e-3, 1e-5)
+    assert abs(thin.info.loss - whole.info.loss) < 0.05
 
 
 # The contract.

@@ -43,6 +43,7 @@ _SWAP_PASSES = 2
 _TRIALS = 3  # candidates for a slot whose weights are solved for
 _ROUGH = 4  # Newton steps that rank candidates which are alone
 _CROSS_FIT_STEPS = 12
+_ENOUGH = 50_000  # points × classes, of each candidate, that members are searched for by
 
 
 class LogPool(NamedTuple):
@@ -135,8 +136,10 @@ def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = S
     and filled again, twice in turn, where that lowers the loss. Candidates are ranked by what a
     quadratic model of the loss says they could gain, all weights moving; the first few are tried.
     The strength of the prior is chosen by cross-fitting the members' weights, before the swapping
-    and after it.
+    and after it. Where points × classes are very many, all this looks at some of the points; the
+    weights that are returned are solved for with all of them.
     """
+    everything, candidates = candidates, _thinned(candidates)
     dtype = candidates.log_probs.dtype
     grid, first = jnp.asarray(strengths, dtype), jnp.asarray(_FIRST_STRENGTH, dtype)
     alone = _values_alone(candidates, first)
@@ -157,6 +160,8 @@ def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = S
     infinite = jnp.asarray(jnp.inf, dtype)
     nobody = _Ensemble(nothing.astype(jnp.int32), nothing, infinite, first, infinite)
     found, _ = lax.scan(step, nobody, plan)
+    if everything is not candidates:
+        found = _reweighted(everything, found, found.strength[None])
     weights, order = lax.top_k(found.weights, size)
     status = jnp.where(jnp.any(weights > 0), _certified(found.gap, weights), 0)
     return Choice(found.members[order], weights, status)
@@ -167,9 +172,22 @@ def _reweighted(
 ) -> _Ensemble:
     """Choose the strength, and solve for the weights with it."""
     margins, filled = _margins_of(candidates, found.members, found.weights > 0)
-    strength, _ = _cross_fit(margins, filled, strengths, found.weights)
+    strength = strengths[0]
+    if len(strengths) > 1:
+        strength, _ = _cross_fit(margins, filled, strengths, found.weights)
     pool = best_pool(_problem(margins, filled, strength), found.weights)
     return _Ensemble(found.members, pool.weights, pool.value, strength, pool.gap)
+
+
+def _thinned(candidates: Candidates) -> Candidates:
+    """Keep every k-th point, where points × classes are more than a search has to see."""
+    classes = required_classes(candidates)
+    every = -(-classes.shape[1] * classes.shape[2] // _ENOUGH)
+    if every <= 1:
+        return candidates
+    return candidates._replace(
+        log_probs=candidates.log_probs[:, ::every], classes=classes[:, ::every]
+    )
 
 
 def log_pool_loss(
