@@ -20,6 +20,8 @@ from jax import lax
 from shared import REPORTED, RESULTS, console, show, timed, with_error, write
 
 from bqnes_jax.candidates import SearchConfig, inclusion_probabilities, make
+from bqnes_jax.candidates.landscape import Listed
+from bqnes_jax.candidates.registry import fit_model
 from bqnes_jax.drivers import scan
 from bqnes_jax.kernels import WL, FeatureRBF, WithCoordinates
 from bqnes_jax.quadrature import Evidence, drawn_evidence, included_evidence
@@ -47,11 +49,9 @@ class Options:
 PAPER = SearchConfig()
 PLAIN = SearchConfig(warp=WarpConfig("none"))
 # A surrogate that learns the logarithm, and where in a cell an operation is.
-LOGARITHM = SearchConfig(
-    batch=5,
-    warp=WarpConfig("log", depth=12.0),
-    fit=FitConfig((1e-5, 10.0), kernel_steps=0, mean="constant"),
-)
+FREE = FitConfig((1e-5, 10.0), kernel_steps=0, mean="constant")
+LOGARITHM = SearchConfig(warp=WarpConfig("log", depth=12.0), fit=FREE)
+LOGNORMAL = SearchConfig(warp=WarpConfig("lognormal", depth=12.0), fit=FREE)
 PLACED = FeatureRBF(WithCoordinates(WL(NATS)), length_scale=1.4)
 COUNTS = [n for n in REPORTED if PAPER.initial <= n <= PAPER.budget]
 MONTE_CARLO = "plain Monte Carlo"
@@ -68,20 +68,51 @@ def by_surrogate(strategy: str, config: SearchConfig):
     return estimate
 
 
-def by_draws(strategy: str, config: SearchConfig, kernel=None, included: bool = False):
-    """Weigh each draw by how likely it was, at its step or at all."""
-    made = make(strategy, NATS, kernel=kernel, config=config)
+def by_draws(config: SearchConfig, kernel=None):
+    """Weigh each draw from the believed posterior by how likely it was at its step."""
+    made = make("posterior", NATS, kernel=kernel, config=config)
 
     def estimate(key, evaluate):
         history = scan(made, config, key, evaluate).history
         masks = jnp.arange(config.budget) < jnp.array(COUNTS)[:, None]
-        weigh, chances = drawn_evidence, jnp.tile(history.scores, (len(COUNTS), 1))
-        if included:
-            chances = inclusion_probabilities(NATS, history, kernel=kernel, config=config)
-            weigh, chances = included_evidence, chances[jnp.array(COUNTS) - config.initial]
         return jax.vmap(
-            lambda chance, mask: weigh(history.log_likelihoods, chance, NATS.size, mask=mask)
-        )(chances, masks)
+            lambda mask: drawn_evidence(
+                history.log_likelihoods, history.scores, NATS.size, mask=mask
+            )
+        )(masks)
+
+    return estimate
+
+
+def by_inclusion(config: SearchConfig, kernel, corrected: bool = False):
+    """Weigh each draw by how likely it was to be drawn at all.
+
+    Corrected by what the same weights make of the surrogate's own sum, that of its median.
+    """
+    made = make("posterior", NATS, kernel=kernel, config=config)
+    landscape = Listed(NATS, kernel)
+    rows, masses = landscape.summands(None)
+
+    def predict(history):
+        model = fit_model(landscape, history, config, jnp.asarray(TEMPERATURE))
+        each = model.latent.leave_one_out().mean
+        return each, jax.nn.logsumexp(model.latent.predict(rows).mean, b=masses)
+
+    def estimate(key, evaluate):
+        history = scan(made, config, key, evaluate).history
+        chances = inclusion_probabilities(NATS, history, kernel=kernel, config=config)
+
+        def after(count):
+            known = history._replace(count=count)
+            return included_evidence(
+                history.log_likelihoods,
+                chances[count - config.initial],
+                NATS.size,
+                mask=jnp.arange(config.budget) < count,
+                predicted=predict(known) if corrected else None,
+            )
+
+        return lax.map(after, jnp.array(COUNTS, jnp.int32))
 
     return estimate
 
@@ -105,9 +136,11 @@ ESTIMATORS = {
     "US + WSABI-L (the paper's)": by_surrogate("us", PAPER),
     "random + WSABI-L": by_surrogate("random", PAPER),
     "US + plain GP": by_surrogate("us", PLAIN),
-    "WSABI-L draws, by step": by_draws("posterior", PAPER),
-    "log draws, by step": by_draws("posterior", LOGARITHM, PLACED),
-    "log draws, by inclusion": by_draws("posterior", LOGARITHM, PLACED, included=True),
+    "WSABI-L draws, by step": by_draws(PAPER),
+    "log draws, by step": by_draws(LOGARITHM, PLACED),
+    "log draws, by inclusion": by_inclusion(LOGARITHM, PLACED),
+    "lognormal draws, by inclusion": by_inclusion(LOGNORMAL, PLACED),
+    "lognormal draws, corrected": by_inclusion(LOGNORMAL, PLACED, corrected=True),
 }
 
 

@@ -20,6 +20,7 @@ from bqnes_jax.quadrature import (
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.surrogates import Hyperparameters, WarpConfig, wsabi
 from bqnes_jax.surrogates.gp import double_sum
+from bqnes_jax.surrogates.wsabi import WARPS
 from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
@@ -38,7 +39,7 @@ def model_of(kernel, warp, n=15, **options):
     return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
+@pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("uniform", [True, False])
 def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
@@ -55,6 +56,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
             "moment": float(model.offset) + (mu[i] ** 2 + sigma[i, i]) / 2,
             "none": mu[i],
             "log": np.exp(mu[i] - 50),
+            "lognormal": np.exp(mu[i] - 50 + sigma[i, i] / 2),
         }
         mean += prior[i] * term[warp]
         for j in range(36):
@@ -63,6 +65,8 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
                 "moment": mu[i] * sigma[i, j] * mu[j] + sigma[i, j] ** 2 / 2,
                 "none": sigma[i, j],
                 "log": np.exp(mu[i] + mu[j] - 100) * sigma[i, j],
+                "lognormal": np.exp(mu[i] + mu[j] - 100 + (sigma[i, i] + sigma[j, j]) / 2)
+                * sigma[i, j],
             }
             variance += prior[i] * prior[j] * term[warp]
     ours = exact_evidence(model, GRID, log_prior=None if uniform else np.log(prior))

@@ -54,6 +54,34 @@ def test_evidence_by_exact_inclusion_is_unbiased(tolerance):
     np.testing.assert_allclose(total, likelihoods.mean(), rtol=tolerance(1e-5, 1e-12))
 
 
+def test_what_a_surrogate_gets_wrong_in_its_sum_corrects_the_estimate(tolerance):
+    """One that is right up to a factor makes the estimate exact, whatever was drawn."""
+    likelihoods = np.random.default_rng(0).random(8)
+    drawn, inclusion = np.array([1, 5, 6]), np.array([0.3, 0.6, 0.2])
+    given = np.log(likelihoods[drawn]), inclusion, 8
+    right = np.log(7 * likelihoods[drawn]), np.log(7 * likelihoods.mean())
+    exact = included_evidence(*given, temperature=1.0, predicted=right)
+    np.testing.assert_allclose(
+        exact.log_evidence, np.log(likelihoods.mean()), atol=tolerance(1e-5, 1e-12)
+    )
+    np.testing.assert_allclose(exact.sampling_sd, 0, atol=tolerance(1e-3, 1e-7))
+    predicted = np.random.default_rng(1).random(8)
+    ours = included_evidence(
+        *given, temperature=1.0, predicted=(np.log(predicted[drawn]), np.log(predicted.mean()))
+    )
+    terms, others = (values[drawn] / inclusion / 8 for values in (likelihoods, predicted))
+    scale = predicted.mean() / others.sum()
+    np.testing.assert_allclose(ours.log_evidence, np.log(terms.sum() * scale), rtol=1e-5)
+    rest, out = terms - terms.sum() / others.sum() * others, 1 - inclusion
+    spread = 3 / 2 * np.sum(out * (rest - np.sum(out * rest) / out.sum()) ** 2)
+    np.testing.assert_allclose(ours.sampling_sd, np.sqrt(spread) / terms.sum(), rtol=1e-4)
+    plain = included_evidence(*given, temperature=1.0)
+    nothing = included_evidence(*given, temperature=1.0, predicted=(np.full(3, -np.inf), 0.0))
+    np.testing.assert_allclose(nothing.log_evidence, plain.log_evidence, rtol=1e-6)
+    with pytest.raises(BQNESError, match=r"predicted\[0\] has shape \(2,\)"):
+        included_evidence(*given, predicted=(np.zeros(2), 0.0))
+
+
 def test_what_failed_has_likelihood_zero_and_padding_does_not_count():
     inclusion = jnp.full(4, 0.5)
     evidence = included_evidence(

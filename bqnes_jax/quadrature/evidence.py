@@ -148,6 +148,7 @@ def included_evidence(
     *,
     mask: ArrayLike | None = None,
     temperature: ArrayLike = TEMPERATURE,
+    predicted: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Evidence:
     """Estimate the evidence without a surrogate, from n architectures drawn with known chances.
 
@@ -158,6 +159,10 @@ def included_evidence(
 
     `candidates.inclusion_probabilities` approximates P_n of draws that depend on what came before.
 
+    Where a surrogate predicts m_n for each from the others, and M for the sum over the space, the
+    estimate is Ẑ M / (Σ π m_n / P_n): what the draws make of the surrogate's sum, which is known,
+    corrects what they make of Z. Its error is that of ℓ_n − (Ẑ / Σ π m_n / P_n) m_n.
+
     Args:
         log_likelihoods: n, summed over the validation points; NaN marks a failure, which has
             likelihood 0.
@@ -165,6 +170,7 @@ def included_evidence(
         size: of the space, whose architectures are equally likely.
         mask: n, false for padding.
         temperature: divides the log-likelihoods.
+        predicted: n, the logarithms of m_n, in any unit; and the logarithm of M in the same.
 
     Returns:
         An `Evidence` without posterior error.
@@ -177,7 +183,10 @@ def included_evidence(
     """
     drawn = _as_drawn(log_likelihoods, "inclusion", inclusion, mask, size)
     check_positive("temperature", temperature)
-    return _included_evidence(drawn, jnp.asarray(temperature, float), size)
+    if predicted is not None:
+        predicted = jnp.asarray(predicted[0], float), jnp.asarray(predicted[1], float)
+        check_shape("predicted[0]", predicted[0], drawn.mask.shape)
+    return _included_evidence(drawn, jnp.asarray(temperature, float), size, predicted)
 
 
 class _Drawn(NamedTuple):
@@ -224,16 +233,29 @@ def _drawn_evidence(drawn: _Drawn, temperature: Float[Array, ""], size: int) -> 
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _included_evidence(drawn: _Drawn, temperature: Float[Array, ""], size: int) -> Evidence:
+def _included_evidence(
+    drawn: _Drawn,
+    temperature: Float[Array, ""],
+    size: int,
+    predicted: tuple[Float[Array, " n"], Float[Array, ""]] | None,
+) -> Evidence:
     mask, count = drawn.mask, jnp.sum(drawn.mask)
     mass, log_scale, failed = drawn.masses(temperature, size)
     inclusion = jnp.clip(drawn.probabilities, jnp.finfo(mass.dtype).tiny, 1)
     terms = mass / jnp.where(mask, inclusion, 1)
+    mean, scale = jnp.sum(terms), jnp.ones(())
+    if predicted is not None:
+        log_each, log_sum = predicted
+        share = jnp.where(mask, jnp.exp(log_each - log_sum), 0) / size
+        share = share / jnp.where(mask, inclusion, 1)
+        total = jnp.sum(share)  # 1, if the draws were all there is to know of the surrogate's sum
+        scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 1)
+        terms = terms - mean * scale * jnp.where(total > 0, share, 0)
     left_out = jnp.where(mask, 1 - inclusion, 0)
     total = jnp.sum(left_out)
     centre = jnp.sum(left_out * terms) / jnp.where(total > 0, total, 1)
     scatter = jnp.sum(left_out * (terms - centre) ** 2) * count / jnp.maximum(count - 1, 1)
-    return _of_draws(jnp.sum(terms), log_scale, scatter, count, failed)
+    return _of_draws(mean * scale, log_scale, scatter * scale**2, count, failed)
 
 
 def _of_draws(

@@ -11,11 +11,13 @@ and, so that the surrogate knows it to be positive, warped by a square root: wit
     WSABI-L ("linear"):  mean β + μ²/2,          covariance μ Σ μ'
     WSABI-M ("moment"):  mean β + (μ² + Σ)/2,    covariance μ Σ μ' + Σ²/2
     plain GP ("none"):   mean μ,                 covariance Σ          of a GP on ℓ itself
-    logarithm ("log"):   mean exp(μ − d),        covariance m Σ m'     of a GP on d + log ℓ.
+    logarithm ("log"):   mean exp(μ − d),        covariance m Σ m'     of a GP on d + log ℓ
+    ("lognormal"):       mean exp(μ + Σ/2 − d),  covariance m Σ m'     of the same GP.
 
-The last is linearised like WSABI-L, around the mean of the logarithm: what lies more than d nats
+"log" is linearised like WSABI-L, around the mean of the logarithm: what lies more than d nats
 below the best counts as d nats below, and is what the prior mean 0 stands for. Nothing is added for
-the variance: E[exp f] is dominated by what is not known at all, and overestimates by many nats.
+the variance: E[exp f], the mean of "lognormal", is dominated by what is not known at all, and
+overestimates the evidence by many nats; but draws by it explore more (strategy `posterior`).
 
 A log-likelihood of −∞ is a likelihood of 0, such as that of a network whose training failed: an
 observation like any other. No lower bound above it holds, so that β is then 0, and its target is 0
@@ -45,7 +47,8 @@ from bqnes_jax.surrogates.fitting import FitConfig
 from bqnes_jax.surrogates.gp import Posterior, condition_design, double_sum, fit_design
 from bqnes_jax.types import Status, flag, throw_if_failed
 
-WARPS = ("linear", "moment", "none", "log")
+WARPS = ("linear", "moment", "none", "log", "lognormal")
+_LOGARITHMIC = ("log", "lognormal")
 
 # The published experiments use −(mean validation loss)·(twice the number of validation points)/256
 # as log-likelihood: the summed one, divided by this.
@@ -57,9 +60,9 @@ class WarpConfig:
     """How log-likelihoods become targets of a Gaussian process.
 
     Attributes:
-        warp: "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP) or "log".
+        warp: "linear" (WSABI-L), "moment" (WSABI-M), "none" (plain GP), "log" or "lognormal".
         floor: β is this times the smallest likelihood, for the two WSABI.
-        depth: d, for "log".
+        depth: d, for "log" and "lognormal".
     """
 
     warp: str = "linear"
@@ -83,8 +86,8 @@ class WarpConfig:
 class LikelihoodModel:
     """A surrogate of the tempered likelihood, in units of exp(`log_scale`)."""
 
-    latent: Posterior  # of √(2(ℓ − β)); of ℓ where warp is "none", of d + log ℓ where it is "log"
-    offset: Array  # β; −d where warp is "log"
+    latent: Posterior  # of √(2(ℓ − β)); of ℓ where warp is "none", of d + log ℓ in logarithms
+    offset: Array  # β; −d in logarithms
     log_scale: Array  # the largest tempered log-likelihood: what ℓ = 1 stands for
     warp: str
 
@@ -119,7 +122,7 @@ class LikelihoodModel:
         """Return the mean of ℓ at m architectures, and the variance of Σ w ℓ."""
         archs = jnp.asarray(as_rows(self.kernel, archs))
         latent = self.latent.predict(archs)
-        variance = double_sum(self.latent, archs, weights * slope(self, latent.mean))
+        variance = double_sum(self.latent, archs, weights * slope(self, latent))
         if self.warp == "moment":
             variance += double_sum(self.latent, archs, weights, squared=True) / 2
         return WeightedSum(unwarp(self, latent).mean, variance)
@@ -189,21 +192,27 @@ def unwarp(model: LikelihoodModel, latent: Prediction) -> Prediction:
         return latent
     mean, covariance = latent
     full = covariance.ndim == 2
-    steep = slope(model, mean)
+    steep = slope(model, latent)
     linear = (steep[:, None] * steep[None, :] if full else steep**2) * covariance
-    if model.warp == "log":
+    if model.warp in _LOGARITHMIC:
         return Prediction(steep, linear)
     if model.warp == "linear":
         return Prediction(model.offset + mean**2 / 2, linear)
-    variance = jnp.diagonal(covariance) if full else covariance
-    return Prediction(model.offset + (mean**2 + variance) / 2, linear + covariance**2 / 2)
+    return Prediction(model.offset + (mean**2 + _variances(latent)) / 2, linear + covariance**2 / 2)
 
 
-def slope(model: LikelihoodModel, mean: Float[Array, " m"]) -> Float[Array, " m"]:
+def slope(model: LikelihoodModel, latent: Prediction) -> Float[Array, " m"]:
     """Return how fast ℓ grows with the latent function, at its mean."""
     if model.warp == "none":
-        return jnp.ones_like(mean)
-    return jnp.exp(mean + model.offset) if model.warp == "log" else mean
+        return jnp.ones_like(latent.mean)
+    if model.warp not in _LOGARITHMIC:
+        return latent.mean
+    added = _variances(latent) / 2 if model.warp == "lognormal" else 0
+    return jnp.exp(latent.mean + model.offset + added)
+
+
+def _variances(latent: Prediction) -> Float[Array, " m"]:
+    return jnp.diagonal(latent.variance) if latent.variance.ndim == 2 else latent.variance
 
 
 class Warped(NamedTuple):
@@ -233,7 +242,7 @@ def warp_likelihoods(
     relative = jnp.where(seen, tempered - log_scale, 0)
     if config.warp == "none":
         return Warped(jnp.where(seen, jnp.exp(relative), 0), jnp.zeros_like(log_scale), log_scale)
-    if config.warp == "log":
+    if config.warp in _LOGARITHMIC:
         depth = jnp.asarray(config.depth, relative.dtype)
         targets = jnp.maximum(relative, -depth) + depth
         return Warped(jnp.where(seen, targets, 0), -depth, log_scale)
