@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import candidates
-from bqnes_jax.calibration import Calibration, calibrate_selection
+from bqnes_jax.calibration import Calibration, select_calibrated
 from bqnes_jax.candidates import History, Info, Outcome, Prior, SearchConfig, Strategy, tell
 from bqnes_jax.candidates.base import State, empty_history, resolve_temperature
 from bqnes_jax.candidates.replicates import of_the_best
@@ -27,7 +27,13 @@ from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.kernels import Kernel
 from bqnes_jax.pooling import Pool
 from bqnes_jax.registry import Registry
-from bqnes_jax.selection import Selection, SelectionInfo, methods, needs_classes, select
+from bqnes_jax.selection import (
+    Selection,
+    SelectionInfo,
+    methods,
+    needs_classes,
+    select,
+)
 from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
 from bqnes_jax.spaces.seeded import count_seeds
 from bqnes_jax.types import PRNGKey
@@ -157,10 +163,10 @@ def select_ensemble(
         strategy.rule(last, history),
         classes,
     )
-    result = _result(select_members(algorithm.method, given, size), history)._replace(trace=trace)
     if not calibrated:
-        return result
-    return result._replace(calibration=calibrate_members(algorithm.method, given, size))
+        return _result(select_members(algorithm.method, given, size), history, trace)
+    chosen, calibration = select_calibrated(algorithm.method, size=size, **given.arguments())
+    return _result(chosen, history, trace)._replace(calibration=calibration)
 
 
 class Given(NamedTuple):
@@ -206,11 +212,6 @@ class Given(NamedTuple):
 def select_members(method: str, given: Given, size: int) -> Selection:
     """Select members and weights from what was evaluated."""
     return select(method, size=size, **given.arguments())
-
-
-def calibrate_members(method: str, given: Given, size: int) -> Calibration:
-    """Fit a temperature to what such ensembles say about points that did not select them."""
-    return calibrate_selection(method, size=size, **given.arguments())
 
 
 def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchConfig) -> Algorithm:
@@ -411,9 +412,9 @@ def _check_listed(name: str, space: Space) -> None:
         )
 
 
-def _result(chosen: Selection, history: History) -> Result:
+def _result(chosen: Selection, history: History, trace: Info | None = None) -> Result:
     archs = history.archs[chosen.members]
-    return Result(archs, chosen.weights, chosen.info, history, None, chosen.pool)
+    return Result(archs, chosen.weights, chosen.info, history, trace, chosen.pool)
 
 
 class _Best(NamedTuple):

@@ -5,7 +5,7 @@ sure. It is the log-linear pool of one member with the weight 1/T, and is fitted
 
 Points that chose the members of an ensemble flatter it. So a temperature is fitted to predictions
 for points that were left out when the members were chosen (`left_out_predictions`), and its loss is
-measured on points that were left out when it was fitted (`calibrate`). `calibrate_selection` does
+measured on points that were left out when it was fitted (`calibrate`). `select_calibrated` does
 both.
 """
 
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -24,11 +25,13 @@ from bqnes_jax.errors import (
     as_float,
     check_choice,
     check_labels,
+    check_positive,
     check_shape,
     check_whole,
+    concrete,
 )
 from bqnes_jax.pooling import LOG_FLOOR, Pool, ensemble_log_probabilities
-from bqnes_jax.selection import select
+from bqnes_jax.selection import Selection, needs_classes, select
 from bqnes_jax.selection.loglinear import Problem, best_pool
 
 _FOLDS = 5
@@ -70,6 +73,7 @@ def apply_temperature(log_probs: ArrayLike, temperature: ArrayLike) -> Float[Arr
         >>> [round(p, 3) for p in jnp.exp(even).tolist()]
         [0.75, 0.25]
     """
+    check_positive("temperature", temperature)
     log_probs = as_float(log_probs)
     temperature = jnp.asarray(temperature, log_probs.dtype)
     temperature = temperature.reshape(
@@ -140,7 +144,7 @@ def calibrated_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> Fl
     return -calibrate(log_probs, labels, folds=2).after
 
 
-def calibrate_selection(
+def select_calibrated(
     name: str,
     log_probs: ArrayLike,
     size: int,
@@ -148,15 +152,15 @@ def calibrate_selection(
     classes: ArrayLike,
     folds: int = _FOLDS,
     **options: ArrayLike | None,
-) -> Calibration:
-    """Fit the temperature of an ensemble by points that were left out when it was selected.
+) -> tuple[Selection, Calibration]:
+    """Select an ensemble, and fit its temperature by points that were left out of selecting it.
 
     The arguments are those of `left_out_predictions`. The true class of a point is the one that
     `log_probs` are of.
     """
-    said = left_out_predictions(name, log_probs, size, classes=classes, folds=folds, **options)
+    chosen, said = _select_and_predict(name, log_probs, size, classes, folds, options)
     labels = _labels_of(as_float(log_probs), as_float(classes), options.get("mask"))
-    return _calibrate(said, labels, folds)
+    return chosen, _calibrate(said, labels, folds)
 
 
 def calibrate_ensemble(
@@ -165,7 +169,7 @@ def calibrate_ensemble(
     """Fit the temperature of an ensemble that is given, by what its members say.
 
     Points that chose the members flatter it; where the selection can be done again,
-    `calibrate_selection` does not let them.
+    `select_calibrated` does not let them.
 
     Args:
         weights: of the members.
@@ -190,9 +194,9 @@ def left_out_predictions(
 ) -> Float[Array, "n C"]:
     """Return what ensembles say about points that were left out when they were selected.
 
-    The points are divided into folds; for each, an ensemble is selected by the others. All folds
-    have as many points, so that one program does for all of them; where that does not come out
-    even, a few points are left out twice.
+    The points are divided into folds; for each, an ensemble is selected by the others, of which
+    some count twice: so there are as many as in all, and one program selects every time. Where the
+    points do not divide evenly, a few are left out twice.
 
     Args:
         name: of the selection method.
@@ -200,53 +204,71 @@ def left_out_predictions(
         size: M.
         classes: N×n×C, of all classes.
         folds: how many.
-        **options: what else the method needs: arguments of `selection.select` about candidates. A
-            temperature is that of all points; fewer of them have a lower one.
+        **options: what else the method needs: arguments of `selection.select` about candidates.
 
     Returns:
         Log-probabilities of all classes at each point.
     """
+    return _select_and_predict(name, log_probs, size, classes, folds, options)[1]
+
+
+def _select_and_predict(
+    name: str, log_probs: ArrayLike, size: int, classes: ArrayLike, folds: int, options: dict
+) -> tuple[Selection, Float[Array, "n C"]]:
+    """Select by all points, and predict each by what was selected without it."""
     log_probs, classes = as_float(log_probs), as_float(classes)
     check_whole("folds", folds, 2)
     check_shape("classes", classes, (*log_probs.shape, None))
-    points = log_probs.shape[1]
+    views, left = _views(log_probs.shape[1], folds)
+
+    def select_by(view: Int[Array | np.ndarray, " n"]) -> Selection:
+        own = classes[:, view] if needs_classes(name) else None
+        return select(name, log_probs[:, view], size, classes=own, **options)
+
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((log_probs, classes, options))):
+        chosen = lax.map(select_by, jnp.asarray(views))
+    else:  # each by the program of the first
+        chosen = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(select_by, views))
+    whole = jax.tree.map(lambda leaf: leaf[0], chosen)
+    others = jax.tree.map(lambda leaf: leaf[1:], chosen)
+    return whole, _predict_left_out(others, classes, jnp.asarray(left))
+
+
+def _views(points: int, folds: int) -> tuple[Int[np.ndarray, "k1 n"], Int[np.ndarray, "k few"]]:
+    """Return all points, and all but those of each fold, filled up; and the points of each fold.
+
+    A point that is left out for the second time has a number beyond the last in its second fold.
+    """
     if points < 2:
         raise BQNESError(
             f"log_probs has {points} points; at least two are needed to leave one out."
         )
-    parts = min(folds, points)
+    parts, order = min(folds, points), _order(points)
     width = -(-points // parts)
-    places = (np.arange(parts)[:, None] * width + np.arange(width)) % points
-    left = np.sort(_order(points)[places], axis=1)
-    kept = np.stack([np.setdiff1d(np.arange(points), each) for each in left])
-    if options.get("temperature") is not None and options.get("measures") is None:
-        options["temperature"] = jnp.asarray(options["temperature"]) * (kept.shape[1] / points)
-    return _left_out(name, int(size), log_probs, classes, options, kept, left)
+    places = np.arange(parts)[:, None] * width + np.arange(width)
+    left = order[places % points]
+    kept = np.stack([order[~np.isin(order, each)] for each in left])
+    filled = kept[:, np.arange(points) % kept.shape[1]]
+    first = np.where(places < points, left, points)  # beyond the last: said once already
+    return np.concatenate([np.arange(points)[None], filled]), first
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _left_out(
-    name: str,
-    size: int,
-    log_probs: Float[Array, "N n"],
-    classes: Float[Array, "N n C"],
-    options: dict,
-    kept: Int[Array, "k rest"],
-    left: Int[Array, "k few"],
+@jax.jit
+def _predict_left_out(
+    chosen: Selection, classes: Float[Array, "N n C"], left: Int[Array, "k few"]
 ) -> Float[Array, "n C"]:
-    dtype = jnp.promote_types(log_probs.dtype, jnp.float32)
+    dtype = jnp.promote_types(classes.dtype, jnp.float32)
 
     def predict(fold):
-        kept, left = fold
-        chosen = select(name, log_probs[:, kept], size, classes=classes[:, kept], **options)
-        members = classes[chosen.members[:, None], left].astype(dtype)
+        found, points = fold
+        members = classes[found.members[:, None], points].astype(dtype)
         members = jax.nn.log_softmax(members, axis=-1)
         # Of members without a weight nothing counts, not even that they failed.
-        members = jnp.where(chosen.weights[:, None, None] > 0, members, 0)
-        return ensemble_log_probabilities(chosen.weights, members, pool=chosen.pool)
+        members = jnp.where(found.weights[:, None, None] > 0, members, 0)
+        return ensemble_log_probabilities(found.weights, members, pool=found.pool)
 
-    said = lax.map(predict, (kept, left))
-    return jnp.zeros(classes.shape[1:], dtype).at[left].set(said)
+    said = lax.map(predict, (chosen, jnp.minimum(left, classes.shape[1] - 1)))
+    return jnp.zeros(classes.shape[1:], dtype).at[left].set(said, mode="drop")
 
 
 def _labels_of(
@@ -286,4 +308,7 @@ def _checked(log_probs: ArrayLike, labels: ArrayLike) -> tuple[jax.Array, jax.Ar
     check_shape("log_probs", log_probs, (None, None))
     if log_probs.size == 0:
         raise BQNESError(f"log_probs has shape {log_probs.shape}; at least one point is needed.")
+    known = concrete(log_probs)
+    if known is not None and np.isnan(known).any():
+        raise BQNESError("log_probs holds NaN; leave out points that were not predicted.")
     return log_probs, check_labels("labels", labels, log_probs.shape)

@@ -81,8 +81,8 @@ class Combination:
     @property
     def warnings(self) -> list[str]:
         """What was changed, and what went differently than it should."""
-        models, chosen = self.study.models, self.study.chosen
-        return [*models.notes, *explain_each([(chosen.method, chosen.status)])]
+        rows = [(row.name, row.status) for row in self.measured.rows]
+        return [*self.study.models.notes, *explain_each(rows)]
 
     def predict(self, new: ArrayLike) -> Float[np.ndarray, "k C"]:
         """Return the probabilities of all classes at new points.

@@ -11,10 +11,10 @@ from bqnes_jax.calibration import (
     apply_temperature,
     calibrate,
     calibrate_ensemble,
-    calibrate_selection,
     calibrated_log_likelihood,
     fit_temperature,
     left_out_predictions,
+    select_calibrated,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import ensemble_log_probabilities
@@ -116,8 +116,7 @@ def test_points_are_predicted_by_what_they_did_not_choose(name, tolerance):
     log_probs = classes[:, np.arange(20), labels]
     said = left_out_predictions(name, log_probs, 2, classes=classes, folds=2)
     order = np.random.default_rng(0).permutation(20)
-    left = np.sort(np.array_split(order, 2)[0])
-    kept = np.setdiff1d(order, left)
+    left, kept = order[:10], np.tile(order[10:], 2)  # each of them counts twice
     chosen = select(name, log_probs[:, kept], 2, classes=classes[:, kept])
     members = log_softmax(classes[np.asarray(chosen.members)][:, left], axis=-1)
     expected = ensemble_log_probabilities(chosen.weights, members, pool=chosen.pool)
@@ -131,14 +130,15 @@ def test_folds_that_do_not_come_out_even():
     log_probs = classes[:, np.arange(7), labels]
     said = left_out_predictions("top", log_probs, 1, classes=classes, folds=5)
     np.testing.assert_allclose(np.exp(said).sum(axis=1), 1, rtol=1e-5)
-    # The same candidates, but one of them is certain of a point: only that point chooses it.
-    for point in range(7):
-        sure = classes - 1.0
-        sure[0, point, labels[point]] = 50.0
-        true = sure[:, np.arange(7), labels]
-        said = left_out_predictions("top", true, 1, classes=sure, folds=5)
-        without = left_out_predictions("top", true - 50 * (np.arange(7) == point), 1, classes=sure)
-        np.testing.assert_allclose(said[point], without[point], rtol=1e-5)
+    worse = np.array([50.0, 0.0, 20.0])
+    for point in range(7):  # whatever candidates say there, it does not choose between them
+        pair = [
+            left_out_predictions("top", true, 1, classes=classes, folds=5)
+            for true in (
+                log_probs - bad[:, None] * (np.arange(7) == point) for bad in (worse, 0 * worse)
+            )
+        ]
+        np.testing.assert_allclose(pair[0][point], pair[1][point], rtol=1e-5)
 
 
 def test_selecting_and_calibrating_in_one(tolerance):
@@ -146,9 +146,15 @@ def test_selecting_and_calibrating_in_one(tolerance):
     classes, labels = np.stack([one for one, _ in each]), each[0][1]
     classes[3] = np.nan  # one has failed
     log_probs = classes[:, np.arange(40), labels]
-    found = calibrate_selection("beam", log_probs, 2, classes=classes)
+    chosen, found = select_calibrated("beam", log_probs, 2, classes=classes)
+    alone = select("beam", log_probs, 2)
+    assert chosen.members.tolist() == alone.members.tolist()
     said = left_out_predictions("beam", log_probs, 2, classes=classes)
     expected = calibrate(said, labels)
+    compiled = jax.jit(lambda p, c: select_calibrated("beam", p, 2, classes=c))
+    both = compiled(log_probs, classes)
+    np.testing.assert_allclose(both[1].fitted, found.fitted, rtol=tolerance(1e-4, 1e-9))
+    assert both[0].members.tolist() == chosen.members.tolist()
     np.testing.assert_allclose(found.fitted, expected.fitted, rtol=tolerance(1e-4, 1e-9))
     assert [found.use(when) for when in ("auto", "on", "off")] == [
         found.temperature, found.fitted, 1
@@ -169,5 +175,10 @@ def test_bad_input_is_refused():
         calibrate(log_probs, labels, folds=1)
     with pytest.raises(BQNESError, match=r"labels\[0\] is 7"):
         fit_temperature(log_probs, np.full(POINTS, 7))
+    with pytest.raises(BQNESError, match="log_probs holds NaN"):
+        calibrate(log_probs * np.nan, labels)
+    for temperature in (0.0, -1.0):
+        with pytest.raises(BQNESError, match="temperature is"):
+            apply_temperature(log_probs, temperature)
     with pytest.raises(BQNESError, match="at least one point"):
         calibrate(log_probs[:0], labels[:0])

@@ -181,7 +181,7 @@ def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, 
     histories, traces = run("ei")
     targets = histories.log_likelihoods[0, :14]
     targets = (targets - targets.mean()) / targets.std()
-    posterior = gp.fit(KERNEL, histories.archs[0, :14], targets)
+    posterior = gp.fit(KERNEL, histories.archs[0, :14], targets, config=SearchConfig().fit)
     score = Partial(log_expected_improvement, best=targets.max())
     expected = propose(posterior, enumerate_space(GRID), acquisition=score)
     atol = tolerance(1e-2, 1e-8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bqnes_jax import algorithms, tables
-from bqnes_jax.calibration import apply_temperature, calibrate_selection
+from bqnes_jax.calibration import apply_temperature, select_calibrated
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
@@ -84,7 +84,7 @@ def test_calibrated_metrics_stand_beside_the_others():
         run = algorithms.make("random+corrective", space, 2, config=CONFIG)
         result = run(jax.random.key(seed), evaluate)
         said = evaluate(result.history.archs)
-        fitted = calibrate_selection("corrective", said.log_probs, 2, classes=said.classes)
+        _, fitted = select_calibrated("corrective", said.log_probs, 2, classes=said.classes)
         members = table.test_log_probs[space.index(result.archs)]
         pooled = apply_temperature(
             ensemble_log_probabilities(result.weights, members), fitted.temperature
@@ -93,7 +93,7 @@ def test_calibrated_metrics_stand_beside_the_others():
         np.testing.assert_allclose(rows[1].calibrated_log_likelihood[seed], expected, rtol=1e-4)
     check_live(space, evaluate, table, labels, names[1:], rows[1:], calibrated=True)
     text = comparison.as_text(rows)
-    assert "calibrated: ECE" in text and len(text.splitlines()) == 3
+    assert "calibrated ECE" in text and len(text.splitlines()) == 3
     without = digits._replace(table=table._replace(classes=None))
     (row,) = compare_on_table(without, names[:1], (2,), 1, config=CONFIG, calibrated=True)
     assert row.calibrated_ece is None, "what is not known is left out"

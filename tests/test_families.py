@@ -182,6 +182,7 @@ def test_trainings_that_fail_are_told_from_mistakes():
     ("predict", "says"),
     [
         (lambda v, c, x: jax.nn.log_softmax(x @ v["w"])[:, :2], r"shape \(36, 2\).*\(36, 3\)"),
+        (lambda v, c, x: (x @ v["w"])[:, 0], r"shape \(36,\).*\(36, 3\)"),
         (lambda v, c, x: x @ v["w"] * 100, "log-probabilities: apply jax.nn.log_softmax"),
         (lambda v, c, x: jax.nn.softmax(x @ v["w"]), "exponentials sum to"),
     ],

@@ -78,6 +78,7 @@ def test_what_a_surrogate_gets_wrong_in_its_sum_corrects_the_estimate(tolerance)
     plain = included_evidence(*given, temperature=1.0)
     nothing = included_evidence(*given, temperature=1.0, predicted=(np.full(3, -np.inf), 0.0))
     np.testing.assert_allclose(nothing.log_evidence, plain.log_evidence, rtol=1e-6)
+    assert Status(int(nothing.status)) == Status.MASKED_TARGETS
     with pytest.raises(BQNESError, match=r"predicted\[0\] has shape \(2,\)"):
         included_evidence(*given, predicted=(np.zeros(2), 0.0))
 

@@ -327,6 +327,17 @@ def test_very_many_points_are_thinned_for_the_search_alone(monkeypatch, toleranc
     assert abs(thin.info.loss - whole.info.loss) < 0.05
 
 
+def test_thinning_sees_every_class(monkeypatch):
+    """Labels come in turn; one candidate knows the first class only, the other all of them."""
+    monkeypatch.setattr(logpool, "_ENOUGH", 40 * CLASSES)
+    labels = np.arange(160) % CLASSES
+    knows_one = np.where(labels[:, None] == 0, np.eye(CLASSES)[labels] * 6, 0.0)
+    logits = np.stack([knows_one, np.eye(CLASSES)[labels] * 3])
+    classes = log_softmax(logits, axis=-1).astype(jnp.result_type(float))
+    found = select("logpool", classes[:, np.arange(160), labels], 1, classes=classes)
+    assert found.members.tolist() == [1]
+
+
 # The contract.
 
 

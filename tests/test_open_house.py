@@ -276,6 +276,7 @@ BAD = {
     "search(data=(x, y))": "data is a tuple; it must be a name, the path of an .npz, or what",
     'search(train={"steps": 5})': "train is {'steps': 5}; it must be a TrainConfig",
     "search(family=3)": "family is a int; it must be a name, or a NetworkFamily",
+    "search(prior=3)": "prior is 3; it must be a function of architectures, or its name",
     "search(bugdet=3)": "'bugdet' is not a field of a run (did you mean 'budget'?)",
     'search(family="no.such:family")': "there is no module 'no'",
     'search(data="none.npz")': "none.npz does not exist",

@@ -100,6 +100,18 @@ def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance(0.05, 1e-8), atol=1e-4)
 
 
+def test_what_is_not_known_at_all_stays_finite():
+    """A lognormal of a wide Gaussian has a mean beyond what float32 can square."""
+    archs, log_likelihoods = surface(8)
+    wide = Hyperparameters(jnp.asarray(800.0), jnp.asarray(0.1))
+    model = wsabi.condition(
+        WL(NATS), archs[:1], log_likelihoods[:1], wide, config=WarpConfig("lognormal")
+    )
+    moments = model.predict(NATS.sample(jax.random.key(3), 20))
+    assert np.isfinite(moments.mean).all() and np.isfinite(moments.variance).all()
+    assert moments.mean.max() > 1e15
+
+
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_duplicates_500_nats_apart_stay_finite(warp, kernel):

@@ -27,7 +27,7 @@ from bqnes_jax.types import PRNGKey
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """How candidates are searched for; the defaults are the paper's.
+    """How candidates are searched for; sizes are the paper's by default.
 
     Attributes:
         initial: architectures drawn from the prior to begin with.
@@ -66,7 +66,7 @@ class SearchConfig:
     observations: float = OBSERVATIONS
     effective: float = 0.3
     warp: WarpConfig = WarpConfig()
-    fit: FitConfig = FitConfig()
+    fit: FitConfig = FitConfig((1e-5, 10.0), mean="constant")  # by benchmarks/defaults.py
     population: int = 50
     parents: int = 10
     exhaustive: bool = True

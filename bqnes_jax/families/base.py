@@ -123,13 +123,18 @@ class NetworkFamily(Protocol):
         ...
 
 
-def check_log_probs(log_probs: np.ndarray, shape: tuple[int, int], text: str) -> None:
-    """Refuse what are no log-probabilities of the classes; NaN is a training that failed."""
-    if log_probs.shape != shape:
+def check_log_probs_shape(log_probs: ArrayLike, shape: tuple[int, int], text: str) -> None:
+    """Refuse an array that does not have a row for each input and a column for each class."""
+    if np.shape(log_probs) != shape:
         raise BQNESError(
-            f"predict returned an array of shape {log_probs.shape} for {text}; it must be "
+            f"predict returned an array of shape {np.shape(log_probs)} for {text}; it must be "
             f"(inputs, classes), here {shape}."
         )
+
+
+def check_log_probs(log_probs: np.ndarray, shape: tuple[int, int], text: str) -> None:
+    """Refuse what are no log-probabilities of the classes; NaN is a training that failed."""
+    check_log_probs_shape(log_probs, shape, text)
     with np.errstate(over="ignore"):
         sums = np.exp(log_probs.astype(np.float64)).sum(axis=1)
     wrong = ~(np.abs(sums - 1) <= _TOLERANCE) & ~np.isnan(sums)

@@ -17,7 +17,14 @@ from jaxtyping import Float, Int32
 
 from bqnes_jax.data import Examples, Split
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables, check_log_probs
+from bqnes_jax.families.base import (
+    Evaluation,
+    Setting,
+    Trainer,
+    Variables,
+    check_log_probs,
+    check_log_probs_shape,
+)
 from bqnes_jax.files.trees import as_tree
 from bqnes_jax.identity import describe_code
 from bqnes_jax.parallel import mesh_for
@@ -216,6 +223,7 @@ def _train_program(family: FunctionFamily, text: str):
         variables = family.train(key, choices, data)
         inputs = jnp.concatenate([data.valid.inputs, data.test.inputs])
         log_probs = jnp.asarray(family.predict_one(variables, choices, inputs))
+        check_log_probs_shape(log_probs, (len(inputs), data.classes), text)
         # As many at a time as there are others: what fits into memory once fits again.
         own = in_batches(
             lambda some: jnp.asarray(family.predict_one(variables, choices, some)),

@@ -159,7 +159,7 @@ def included_evidence(
 
     `candidates.inclusion_probabilities` approximates P_n of draws that depend on what came before.
 
-    Where a surrogate predicts m_n for each from the others, and M for the sum over the space, the
+    Where a surrogate predicts m_n for each from the others, and M = Σ π m over the whole space, the
     estimate is Ẑ M / (Σ π m_n / P_n): what the draws make of the surrogate's sum, which is known,
     corrects what they make of Z. Its error is that of ℓ_n − (Ẑ / Σ π m_n / P_n) m_n.
 
@@ -249,8 +249,10 @@ def _included_evidence(
         share = jnp.where(mask, jnp.exp(log_each - log_sum), 0) / size
         share = share / jnp.where(mask, inclusion, 1)
         total = jnp.sum(share)  # 1, if the draws were all there is to know of the surrogate's sum
-        scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 1)
-        terms = terms - mean * scale * jnp.where(total > 0, share, 0)
+        useful = jnp.isfinite(total) & (total > 0)
+        scale = jnp.where(useful, 1 / jnp.where(useful, total, 1), 1)
+        terms = terms - mean * scale * jnp.where(useful, share, 0)
+        failed |= ~useful
     left_out = jnp.where(mask, 1 - inclusion, 0)
     total = jnp.sum(left_out)
     centre = jnp.sum(left_out * terms) / jnp.where(total > 0, total, 1)

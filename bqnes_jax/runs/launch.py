@@ -60,6 +60,11 @@ def search(
         progress: called with (done, of how many, what is done).
         **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset.
     """
+    if not (prior is None or isinstance(prior, str) or callable(prior)):
+        raise BQNESError(
+            f"prior is {prior!r}; it must be a function of architectures, or its name as "
+            "package.module:function."
+        )
     config, family, data = _resolved(
         config, family, data, preset, fields | ({"prior": prior} if isinstance(prior, str) else {})
     )

@@ -20,7 +20,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms
-from bqnes_jax.calibration import WHEN, apply_temperature
+from bqnes_jax.calibration import WHEN, apply_temperature, select_calibrated
+from bqnes_jax.candidates import uses_surrogate
 from bqnes_jax.data import downsample
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily, families, is_named, with_seeds
@@ -33,7 +34,7 @@ from bqnes_jax.runs.config import RunConfig, make_family
 from bqnes_jax.runs.layout import CONFIG, ENSEMBLE, SEARCH, SHARED, read_config, read_versions
 from bqnes_jax.runs.record import Record, read_record
 from bqnes_jax.runs.workbench import keys_of, measure_stored, stored_log_probs
-from bqnes_jax.selection import methods, pool_of
+from bqnes_jax.selection import methods, needs_classes, pool_of
 from bqnes_jax.spaces import Space
 from bqnes_jax.storage import Store
 from bqnes_jax.storage.entries import CHOICES, describe_family
@@ -151,15 +152,18 @@ class Run:
             jnp.asarray(self.record.log_prior),
             self.record.temperature,
             jnp.asarray(self.record.rule),
-            self.valid_log_probs,
         )
-        chosen = algorithms.select_members(method, given, size)
+        as_it_is = calibrate == "off" or self.record.log_probs.shape[1] == 1
+        if needs_classes(method) or not as_it_is:
+            given = given._replace(classes=self.valid_log_probs)
+        temperature = 1.0
+        if as_it_is:
+            chosen = algorithms.select_members(method, given, size)
+        else:
+            chosen, fitted = select_calibrated(method, size=size, **given.arguments())
+            temperature = round(float(fitted.use(calibrate)), 6)
         used = np.asarray(chosen.weights) > 0
         members, weights = np.asarray(chosen.members)[used], np.asarray(chosen.weights)[used]
-        temperature = 1.0
-        if calibrate != "off" and used.any() and self.record.log_probs.shape[1] > 1:
-            fitted = algorithms.calibrate_members(method, given, size)
-            temperature = round(float(fitted.use(calibrate)), 6)
         status = Status(int(chosen.info.status))
         return Ensemble(self, method, size, members, weights, status, temperature)
 
@@ -316,9 +320,11 @@ class Ensemble:
     def warnings(self) -> list[str]:
         """Say what went differently in the search and in the selection, and what helps."""
         run = self.run
+        strategy = algorithms.find_trainable(run.config.algorithm).strategy
+        searched = run.status if uses_surrogate(strategy) else Status.OK
         said = [
             f"{what}: {status.explain()}"
-            for what, status in (("search", run.status), ("selection", self.status))
+            for what, status in (("search", searched), ("selection", self.status))
             if status
         ]
         failed = int(np.isnan(run.record.log_likelihoods).sum())

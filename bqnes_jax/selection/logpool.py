@@ -180,14 +180,19 @@ def _reweighted(
 
 
 def _thinned(candidates: Candidates) -> Candidates:
-    """Keep every k-th point, where points × classes are more than a search has to see."""
+    """Keep some of the points, where points × classes are more than a search has to see."""
     classes = required_classes(candidates)
-    every = -(-classes.shape[1] * classes.shape[2] // _ENOUGH)
-    if every <= 1:
+    points = classes.shape[1]
+    kept = max(_ENOUGH // classes.shape[2], 1)
+    if kept >= points:
         return candidates
-    return candidates._replace(
-        log_probs=candidates.log_probs[:, ::every], classes=classes[:, ::every]
-    )
+    some = _shuffled(points)[:kept]
+    return candidates._replace(log_probs=candidates.log_probs[:, some], classes=classes[:, some])
+
+
+def _shuffled(points: int) -> Int[Array, " n"]:
+    """Return the points in another order, as labels may come in order or in turn."""
+    return jax.random.permutation(jax.random.key(0), points)  # the same way each time
 
 
 def log_pool_loss(
@@ -241,8 +246,7 @@ def _cross_fit(
     """Return the strength that does best on points left out, and what each does there."""
     points = margins.shape[1]
     start = jnp.zeros(len(filled), margins.dtype) if start is None else start
-    # Shuffled, as labels may come in order or in turn; the same way each time.
-    fold_of = jax.random.permutation(jax.random.key(0), points) % _FOLDS
+    fold_of = _shuffled(points) % _FOLDS
 
     def without(fold):
         left_out = (fold_of == fold).astype(margins.dtype)

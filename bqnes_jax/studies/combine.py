@@ -139,8 +139,9 @@ def measure_study(study: Study, *, seed: int = 0) -> Table:
         rows.append(row(f"{method}, temperature 1", count, own))
     others = [(name, name, study.size) for name in BASELINES if name != method]
     for name, other, size in [("best single", "top", 1), *others]:
-        used = int(select_models(models, other, size).info.used)
-        rows.append(row(name, used, _out_of_sample(models, other, size)))
+        info = select_models(models, other, size).info
+        status = Status(int(info.status))
+        rows.append(row(name, int(info.used), _out_of_sample(models, other, size), status))
     everyone = models.usable / models.usable.sum()
     said_by_all = models.valid if models.test is None else models.test
     rows.append(row("all equal", int(models.usable.sum()), _pool(everyone, said_by_all)))

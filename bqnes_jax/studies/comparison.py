@@ -313,15 +313,24 @@ def _selector(
 
     def of_search(one: Searched, evaluate: Evaluate) -> Chosen:
         archs = one.history.archs
-        known = evaluate(archs).classes if calibrated else None
-        classes = classes_for(algorithm.method, evaluate, archs) if known is None else known
+        if not calibrated:
+            return select(one, classes_for(algorithm.method, evaluate, archs))
+        classes = evaluate(archs).classes
+        if classes is None:
+            raise BQNESError(
+                "evaluate returned classes None; calibration needs the log-probabilities of all "
+                "classes at the validation points: use a store, or calibrated=False."
+            )
         return select(one, classes)
 
     return of_search
 
 
 def _as_it_is(result: algorithms.Result, evaluate: Evaluate) -> algorithms.Result:
-    """Calibrate an ensemble that was not selected from candidates, by all validation points."""
+    """Calibrate an ensemble that was not selected from candidates of a search.
+
+    That is by all validation points, also those that chose the members of NES-BS and Best single.
+    """
     said = evaluate(result.archs)
     assert said.log_probs is not None and said.classes is not None  # there is a table of them
     calibration = calibrate_ensemble(result.weights, said.log_probs, said.classes, pool=result.pool)
@@ -410,8 +419,8 @@ _HEADERS = {
     "accuracy": "Accuracy (%)",
     "ece": "ECE",
     "log_likelihood": "Log-likelihood",
-    "calibrated_ece": "calibrated: ECE",
-    "calibrated_log_likelihood": "Log-likelihood",
+    "calibrated_ece": "calibrated ECE",
+    "calibrated_log_likelihood": "calibrated log-lik.",
 }
 _SCALES, _DIGITS = (100, 1, 1, 1, 1), (2, 4, 1, 4, 1)
 

@@ -49,6 +49,7 @@ from bqnes_jax.types import Status, flag, throw_if_failed
 
 WARPS = ("linear", "moment", "none", "log", "lognormal")
 _LOGARITHMIC = ("log", "lognormal")
+_HIGHEST = 40.0  # nats above the best seen that a mean may be, so that squares of it stay finite
 
 # The published experiments use −(mean validation loss)·(twice the number of validation points)/256
 # as log-likelihood: the summed one, divided by this.
@@ -208,7 +209,7 @@ def slope(model: LikelihoodModel, latent: Prediction) -> Float[Array, " m"]:
     if model.warp not in _LOGARITHMIC:
         return latent.mean
     added = _variances(latent) / 2 if model.warp == "lognormal" else 0
-    return jnp.exp(latent.mean + model.offset + added)
+    return jnp.exp(jnp.minimum(latent.mean + model.offset + added, _HIGHEST))
 
 
 def _variances(latent: Prediction) -> Float[Array, " m"]:
