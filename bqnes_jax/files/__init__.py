@@ -1,6 +1,7 @@
 """Files on disk: written whole or not at all, and read without trust."""
 
-from bqnes_jax.files.atomic import TEMPORARY, locked, write_json, write_whole, writing
+from bqnes_jax.files.atomic import as_json, locked, sweep, write_json, write_whole, writing
+from bqnes_jax.files.digests import check_bound, write_bound
 from bqnes_jax.files.untrusted import (
     Bounded,
     check_plain,
@@ -13,8 +14,9 @@ from bqnes_jax.files.untrusted import (
 )
 
 __all__ = [
-    "TEMPORARY",
     "Bounded",
+    "as_json",
+    "check_bound",
     "check_plain",
     "check_unpacked",
     "damaged_means_refused",
@@ -23,6 +25,8 @@ __all__ = [
     "open_file",
     "read_json",
     "read_small",
+    "sweep",
+    "write_bound",
     "write_json",
     "write_whole",
     "writing",

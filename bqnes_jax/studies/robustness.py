@@ -27,7 +27,7 @@ from bqnes_jax.data import (
 )
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import read_json, write_json, writing
+from bqnes_jax.files import as_json, check_bound, read_json, write_bound, writing
 from bqnes_jax.pooling import Pool
 from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
 from bqnes_jax.studies.comparison import measure_ensemble
@@ -253,6 +253,7 @@ def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
     Damaged files count as nothing.
     """
     try:
+        check_bound(run.directory / _FILE, "")
         content = read_json(run.directory / _FILE, "study")
         under = [(str(name), severity) for name, severity in content["under"]]
         corruptions, severities = (dict.fromkeys(column) for column in zip(*under[1:], strict=True))
@@ -290,4 +291,4 @@ def _write(
     }
     content = {"setting": setting, "under": under, "measured": values}
     with writing(f"run {run.directory}"):
-        write_json(run.directory / _FILE, content)
+        write_bound(run.directory / _FILE, as_json(content))
