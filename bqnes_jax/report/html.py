@@ -1,13 +1,14 @@
 """The page of a report: one file that needs nothing else, for telephones, screens and paper."""
 
+import html
 import io
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from bqnes_jax.files.text import plain
 from bqnes_jax.report.plots import signed
 from bqnes_jax.runs import Metrics
 from bqnes_jax.types import Status
@@ -117,6 +118,7 @@ HOW_TO_READ = {
 
 
 _METRICS = ("Accuracy %", "ECE", "Log-lik.")
+_INTERVAL, _BELOW = re.compile(r" (\[[^\[\]a-zA-Z<>&]*\])$"), r"<br><small>\1</small>"
 
 
 class Row(NamedTuple):
@@ -145,6 +147,11 @@ class Section(NamedTuple):
     title: str
     sentence: str
     body: str
+
+
+def escape(text: str) -> str:
+    """Return text as it is read, whatever it holds: no markup, no control characters."""
+    return html.escape(plain(text))
 
 
 def page(title: str, result: str, facts: dict[str, str], sections: Sequence[Section]) -> str:
@@ -204,9 +211,9 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, own: int 
     """Return a table of texts, one row marked."""
     lines = []
     for i, row in enumerate(rows):
-        cells = "".join(f"<td>{escape(text).replace(' [', '<br><small>[')}</td>" for text in row)
+        cells = "".join(f"<td>{_INTERVAL.sub(_BELOW, escape(text))}</td>" for text in row)
         mark = ' class="own"' if i == own else ""
-        lines.append(f"<tr{mark}>{cells.replace(']</td>', ']</small></td>')}</tr>\n")
+        lines.append(f"<tr{mark}>{cells}</tr>\n")
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return (
         f'<table class="plain">\n<thead><tr>{names}</tr></thead>\n'
