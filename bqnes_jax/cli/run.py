@@ -114,7 +114,7 @@ def _run(config: RunConfig, out: Path) -> None:
     candidates = len(run.record.archs)
     title = f"{config.data_name}: test data, {candidates} candidates by {config.algorithm}"
     rows = summary(run)
-    _show_metrics([(row.name, row.size, row.metrics) for row in rows], title)
+    _show_metrics([(row.name, row.members, row.metrics) for row in rows], title)
     ensemble = run.saved_ensemble()
     _show_members(ensemble, warnings_of(ensemble, rows))
     worth, temperature = run.record.effective_sizes[-1], float(run.record.temperature)
@@ -143,14 +143,14 @@ class ReselectCommand:
 
     def __call__(self) -> None:
         """Select, and print what that is worth."""
+        from bqnes_jax.report.html import count_members  # matplotlib takes a second to import
+
         prepare_jax()
         run = Run.load(self.run, family=given_family(self.family))
         ensemble = run.ensemble(self.size, self.method)
         single = run.ensemble(1, "top")
-        rows = [
-            ("Best single", 1, single.metrics),
-            (ensemble.method, self.size or ensemble.size, ensemble.metrics),
-        ]
+        members = count_members(ensemble.size, len(ensemble.members))
+        rows = [("Best single", "1", single.metrics), (ensemble.method, members, ensemble.metrics)]
         _show_metrics(rows, f"{run.config.data_name}: test data")
         if self.save:
             ensemble.save()
@@ -212,12 +212,12 @@ class ReportCommand:
         say(str(write_report(Run.load(self.run, family=given_family(self.family)))))
 
 
-def _show_metrics(rows: list[tuple[str, int, Metrics]], title: str) -> None:
+def _show_metrics(rows: list[tuple[str, str, Metrics]], title: str) -> None:
     show_table(
         _COLUMNS,
         [
-            [name, str(size), f"{m.accuracy:.2%}", f"{m.ece:.4f}", f"{m.log_likelihood:.1f}"]
-            for name, size, m in rows
+            [name, members, f"{m.accuracy:.2%}", f"{m.ece:.4f}", f"{m.log_likelihood:.1f}"]
+            for name, members, m in rows
         ],
         title=title,
     )

@@ -114,7 +114,7 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=out) as bar:
-        task = bar.add_task(f"{what} (compiling first)", total=None)
+        task = bar.add_task(f"{escape(plain(what))} (compiling first)", total=None)
 
         def update(done: int, total: int, what: str = what) -> None:
             bar.update(task, description=escape(plain(what)), completed=done, total=total)

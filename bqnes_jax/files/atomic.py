@@ -14,11 +14,6 @@ from pathlib import Path
 
 from bqnes_jax.errors import BQNESError
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 _ENDING = ".tmp"
 _TEMPORARY = f"*-{'[0-9a-f]' * 16}{_ENDING}"
 _ABANDONED = 60.0  # seconds; to write one file takes less
@@ -119,8 +114,12 @@ def _open_lock(path: Path) -> int:
 def _try_lock(handle: int) -> bool:
     try:
         if sys.platform == "win32":
+            import msvcrt
+
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         else:
+            import fcntl
+
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from bqnes_jax import algorithms
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import is_named
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.files import sweep, write_whole, writing
 from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
     accuracy,
@@ -73,6 +73,7 @@ def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
     algorithm = algorithms.find_trainable(run.config.algorithm)
     # Of one architecture is what the algorithm selects, not what its method does among all.
     own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
+    sizes = [size for size in sizes if size <= len(run.record.archs)]
     asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
     ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
     return [_row(run.ensemble(size, method)) for method, size in ordered]
@@ -185,7 +186,8 @@ def kernel_coordinates(
 
 
 def _row(ensemble: Ensemble) -> Row:
-    return Row(_label(ensemble), ensemble.size, ensemble.metrics, ensemble.status)
+    used = len(ensemble.members)
+    return Row(_label(ensemble), ensemble.size, ensemble.metrics, ensemble.status, used)
 
 
 def _label(ensemble: Ensemble) -> str:
@@ -412,6 +414,7 @@ def _ranks(values: np.ndarray) -> Float[np.ndarray, " n"]:
 
 def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
     written = set()
     for drawing in drawings:
         for form in ("png", "pdf"):

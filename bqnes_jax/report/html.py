@@ -124,13 +124,29 @@ _INTERVAL, _BELOW = re.compile(r" (\[[^\[\]a-zA-Z<>&]*\])$"), r"<br><small>\1</s
 class Row(NamedTuple):
     """An ensemble of the table: what it is called, how many members were asked for, how good.
 
-    The status says what went differently when it was selected.
+    The status says what went differently when it was selected; `used` is how many members it has.
     """
 
     name: str
     size: int
     metrics: Metrics
-    status: Status = Status.OK
+    status: Status
+    used: int
+
+    @property
+    def members(self) -> str:
+        """How many members, as text: those in use, if they are fewer than were asked for."""
+        return count_members(self.size, self.used)
+
+
+def count_members(size: int, used: int) -> str:
+    """Say how many members an ensemble has, and of how many if that is fewer.
+
+    Example:
+        >>> count_members(5, 3)
+        '3 of 5'
+    """
+    return str(size) if used == size else f"{used} of {size}"
 
 
 class Drawing(NamedTuple):
@@ -185,7 +201,7 @@ def table(rows: Sequence[Row], own: Row) -> str:
     for row, shown in zip(rows, texts, strict=True):
         cells = "".join(map(_cell, row.metrics, shown, best))
         mark = ' class="own"' if row == own else ""
-        lines.append(f"<tr{mark}><td>{_name(row)}</td><td>{row.size}</td>{cells}</tr>\n")
+        lines.append(f"<tr{mark}><td>{_name(row)}</td><td>{row.members}</td>{cells}</tr>\n")
     head = ("Ensemble", "Size", *_METRICS)
     return (
         f"<table>\n<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>\n"

@@ -135,7 +135,7 @@ class Run:
         """Select an ensemble from the candidates: by default, the one of the config."""
         size = self.config.ensemble_size if size is None else size
         algorithm = algorithms.find_trainable(self.config.algorithm)
-        check_whole("size", size, 1)
+        check_whole("size", size, 1, max(len(self.record.archs), self.config.ensemble_size))
         history = self.record.history
         if method is None:
             algorithms.check_seeds(self.config.algorithm, self.space, size)
