@@ -4,6 +4,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import check_bound, write_bound
 from bqnes_jax.files.digests import DIGESTS, note
 from bqnes_jax.runs import Run
+from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies import robustness
 from tests.loaders import a_run
 
@@ -37,7 +39,8 @@ def test_no_bit_of_a_run_changes_unnoticed(name, tmp_path):
         altered[place // 8] ^= 1 << place % 8
         path.write_bytes(altered)
         if name == "robustness.json":  # which can be measured again, and counts as nothing
-            assert read_all(tmp_path)[-1] is None
+            with pytest.warns(DamagedEntryWarning, match="counts as not measured"):
+                assert read_all(tmp_path)[-1] is None
         else:
             with pytest.raises(BQNESError, match=rf"{name} has been altered.*(again|reselect)"):
                 read_all(tmp_path)
@@ -53,10 +56,12 @@ def test_damage_to_the_digests_never_makes_damage_pass(tmp_path):
         altered = bytearray(content)
         altered[place // 8] ^= 1 << place % 8
         path.write_bytes(altered)
-        try:
-            read_all(tmp_path)
-        except BQNESError as error:
-            assert DIGESTS in str(error)
+        with warnings.catch_warnings(record=True) as said:
+            try:
+                found = read_all(tmp_path)
+                assert found[-1] is not None or said
+            except BQNESError as error:
+                assert DIGESTS in str(error)
     path.write_bytes(content[:-1])
     read_all(tmp_path)  # only the end of the last line is missing
 
