@@ -57,6 +57,7 @@ def test_damage_to_the_digests_never_makes_damage_pass(tmp_path):
         altered[place // 8] ^= 1 << place % 8
         path.write_bytes(altered)
         with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             try:
                 found = read_all(tmp_path)
                 assert found[-1] is not None or said
