@@ -16,6 +16,7 @@ from bqnes_jax.files.atomic import write_whole
 from bqnes_jax.files.untrusted import open_file, read_small
 
 DIGESTS = "SHA256SUMS"
+_LIMIT = 1 << 32  # bytes; no file of a run is as large
 
 
 def write_bound(path: Path, content: bytes) -> None:
@@ -31,6 +32,8 @@ def check_bound(path: Path, remedy: str) -> None:
     """
     try:
         with open_file(path, follow=False) as file:
+            if os.fstat(file.fileno()).st_size > _LIMIT:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
