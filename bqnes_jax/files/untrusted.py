@@ -61,6 +61,9 @@ def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
 def read_small(path: Path, *, follow: bool = True) -> bytes:
     """Read a file that people write, too; ValueError if it is far larger than they do."""
     with open_file(path, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size  # which may be less than can be read
+        if size > _TEXT_LIMIT:
+            raise ValueError(f"it has {size:,} bytes, more than {_TEXT_LIMIT:,}")
         return Bounded(file, _TEXT_LIMIT).read()
 
 
