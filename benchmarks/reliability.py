@@ -494,11 +494,11 @@ def calls(tally: Tally, scratch: Path) -> None:
         bases = [make(jax.random.key(have + i)) for i in range(8)]
         counts, note = collections.Counter(), ""
         for number in range(each - have):
-            arguments = jax.tree.map(functools.partial(spoiled, draw), bases[number % 8])
             counts["tried"] += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                try:
+                try:  # a kernel refuses odd numbers when it is made
+                    arguments = jax.tree.map(functools.partial(spoiled, draw), bases[number % 8])
                     found = function(*arguments)
                     silent = has_nan(found) and is_finite(arguments) and not status_of(found)
                     counts["silent" if silent else "survived"] += 1
