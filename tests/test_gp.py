@@ -405,3 +405,21 @@ def test_bad_configuration_is_refused(options, says):
 def test_configuration_and_posterior_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         FitConfig().kernel_steps = 3
+
+
+@pytest.mark.parametrize("mean", ["zero", "constant"])
+@pytest.mark.parametrize("scale", [1e-30, 1e10, 1e19, 1e30, 3e37])
+def test_targets_of_any_size_are_fitted_alike(scale, mean, key):
+    """Their squares need not be numbers of their type; beyond it the amplitude is at a bound."""
+    archs = NATS.sample(key, 20)
+    targets = jnp.sum(archs == 3, axis=1) - 1.5
+    config = FitConfig(mean=mean)
+    usual = gp.fit(WL(NATS), archs, targets, config=config)
+    found = gp.fit(WL(NATS), archs, targets * scale, config=config)
+    mean, variance = found.predict(archs)
+    np.testing.assert_allclose(mean / scale, usual.predict(archs).mean, rtol=1e-2, atol=1e-2)
+    leave_one_out = found.leave_one_out()
+    for array in (variance, *found.hyperparameters, found.log_marginal_likelihood, *leave_one_out):
+        assert jnp.isfinite(array).all()
+    too_much = 2 * np.log10(scale) > np.log10(jnp.finfo(targets.dtype).max) - 7
+    assert bool(found.status & Status.AT_BOUND) == too_much

@@ -20,7 +20,7 @@ PURE = (
 NETWORKS = ("files", "parallel", "data", "models", "training", "families")
 SHELL = (
     *("storage", "nats_bench", "tables", "runs", "studies", "report"),
-    *("combination", "sklearn", "cli"),
+    *("combination", "sklearn", "cli", "entry"),
 )
 FLOORS = (*PURE, *NETWORKS, *SHELL)
 HEAVY = ("flax", "tensorflow_datasets", "tyro", "rich", "yaml", "matplotlib", "orbax", "sklearn")

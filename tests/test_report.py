@@ -1,5 +1,6 @@
 """The report of a run: its numbers, its page, and that it can be read on a telephone."""
 
+import dataclasses
 import html
 import html.parser
 import re
@@ -17,6 +18,7 @@ from bqnes_jax import report
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import CellFamily
 from bqnes_jax.files import write_json
+from bqnes_jax.files.text import plain
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import disagreement, ece
 from bqnes_jax.report import (
@@ -426,12 +428,46 @@ def test_what_went_differently_is_shown(tmp_path, no_files):
 
 
 def test_what_went_differently_in_other_rows_is_said(tmp_path, no_files):
-    """Nine candidates are fewer than are asked for: each row says so, by its name."""
+    """Each row says so, by its name."""
     run = make_run(tmp_path)
-    rows, ensemble = report.summary(run, sizes=(3, 12)), run.saved_ensemble()
+    rows, ensemble = report.summary(run, sizes=(3, COUNT)), run.saved_ensemble()
     statuses = {(row.name, row.size): row.status for row in rows}
-    assert statuses["BQ-R", 12] == run.ensemble(12, "recombine").status
+    assert statuses["BQ-R", COUNT] == run.ensemble(COUNT, "recombine").status
     odd = [row._replace(status=Status.INFEASIBLE) for row in rows]
     (said,) = set(report.warnings_of(ensemble, odd)) - set(ensemble.warnings())
     assert said.endswith(Status.INFEASIBLE.explain()) and "BQ-R 3, beam 3" in said
     assert "BQ-S 3" not in said, "of the ensemble itself it is said already"
+
+
+def test_a_row_says_how_many_members_are_in_use(tmp_path, no_files):
+    """And no ensemble has more members than there are candidates."""
+    run = make_run(tmp_path)
+    rows = report.summary(run, sizes=(3, COUNT, COUNT + 1))
+    assert {row.size for row in rows} == {1, 3, COUNT}
+    for row in rows:
+        found = f"{row.used} of {row.size}" if row.used < row.size else str(row.size)
+        assert row.members == found
+    assert any(row.used < row.size for row in rows)
+    page = Page(write_report(run)).text
+    used = len(run.ensemble(5, "restack").members)
+    assert f"<td>BQ-S</td><td>{html_row_of(used, 5)}</td>" in page
+    for size in (COUNT + 1, 10**9):
+        with pytest.raises(BQNESError, match=f"size is {size}; it must be .* from 1 to {COUNT}"):
+            run.ensemble(size)
+
+
+def html_row_of(used, size):
+    return f"{size}" if used == size else f"{used} of {size}"
+
+
+@pytest.mark.parametrize(
+    "name", ["[bold]x[/bold]", "[/red]", "\x1b[2J\x1b]0;t\x07", "half \udcff", "<script>a</script>"]
+)
+def test_names_from_files_are_text_in_the_report(name, tmp_path, no_files):
+    run = make_run(tmp_path)
+    config = dataclasses.replace(run.config, data=name)
+    path = write_report(dataclasses.replace(run, config=config))
+    text = path.read_bytes().decode()
+    assert html.escape(plain(name)) in text
+    assert not {*map(chr, range(32))} - {"\n", "\t"} & set(text)
+    assert "<script" not in text and "\x1b" not in text

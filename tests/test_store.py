@@ -281,7 +281,9 @@ def test_merging(tmp_path):
 
 def test_abandoned_temporary_files_are_ignored_and_removed_when_old(tmp_path):
     made = Store.open(tmp_path, MANIFEST)
-    old, young = (tmp_path / "entries" / name for name in ("old.tmp", "young.tmp"))
+    old, young = (
+        tmp_path / "entries" / name for name in (f"old-{16 * 'a'}.tmp", f"young-{16 * 'b'}.tmp")
+    )
     for path in (old, young):
         path.write_bytes(b"half an ent")
     os.utime(old, (0, time.time() - 7200))

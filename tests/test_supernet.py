@@ -1,7 +1,12 @@
 """The supernet: pieces and one go, stopping and going on, and what its slices predict."""
 
+import concurrent.futures
 import dataclasses
 import functools
+import resource
+import shutil
+import tempfile
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +15,11 @@ import pytest
 
 from bqnes_jax.data import NO_AUGMENTATION, Examples, Split, channel_moments, normalise
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files.digests import DIGESTS
 from bqnes_jax.models import MobileNet, MobileNetConfig
 from bqnes_jax.spaces import SlimmableSpace
 from bqnes_jax.training import SupernetConfig, make_supernet, predict_slices, train_supernet
+from bqnes_jax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -126,15 +133,90 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, key):
         with pytest.raises(BQNESError, match=says):
             train_supernet(*changed, tmp_path / "b")
 
-    # A damaged checkpoint is named, and the one before it is enough.
-    newest = tmp_path / "b" / "checkpoints" / "30"
-    for file in newest.rglob("*"):
-        if file.is_file():
-            file.write_bytes(b"damaged")
-    with pytest.raises(BQNESError, match=r"checkpoints/30 cannot be read .* the one before"):
-        train_supernet(key, data, CONFIG, tmp_path / "b")
-    newest.rename(tmp_path / "elsewhere")
-    equal(train_supernet(key, data, CONFIG, tmp_path / "b"), undisturbed)
+
+@functools.cache
+def finished():
+    """What a training that nothing disturbs ends with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train_supernet(jax.random.key(0), make_data(), CONFIG, folder)
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_goes_on(tmp_path):
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    train_supernet(key, data, CONFIG, tmp_path)
+    newest = tmp_path / "checkpoints" / "30"
+    files = sorted(file for file in newest.rglob("*") if file.is_file())
+    for file in files:
+        file.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=r"checkpoints/30 is damaged .* goes on from step 2"):
+        equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+    assert newest.is_dir() and list(newest.parent.glob("damaged-30-*"))
+    equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+
+
+def test_a_checkpoint_of_other_numbers_is_damaged(tmp_path):
+    """Orbax reads it without complaint, but it is not what was saved."""
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    train_supernet(key, data, CONFIG, tmp_path)
+    other = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == np.float32 else leaf, undisturbed)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        shutil.rmtree(tmp_path / "checkpoints" / "30")
+        checkpoints._manager.reload()
+        before = (tmp_path / "checkpoints" / DIGESTS).read_bytes()
+        checkpoints.save(other)
+        (tmp_path / "checkpoints" / DIGESTS).write_bytes(before)
+    with pytest.warns(UserWarning, match="its numbers are not those that were saved"):
+        equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+
+
+def test_a_full_disk_while_a_checkpoint_is_saved_loses_nothing(tmp_path, capfd, caplog):
+    """A file may not grow beyond a size here, which TensorStore reports as it does a full disk."""
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def no_more_room(step, loss):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+
+    try:
+        with pytest.raises(BQNESError, match=r"cannot be written .*; what was stored before is in"):
+            train_supernet(key, data, CONFIG, tmp_path, progress=no_more_room)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
+    equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+
+
+def test_what_tensorstore_says_of_a_full_disk_becomes_a_remedy(tmp_path, monkeypatch):
+    state = trained()[0]
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+
+        def full(*_, **__):
+            raise ValueError("Error opening: [OS error 28: ENOSPC No space left on device]")
+
+        monkeypatch.setattr(checkpoints._manager, "save", full)
+        with pytest.raises(
+            BQNESError, match=r"\(No space left on device\).*free some space and run"
+        ):
+            checkpoints.save(state)
+
+
+def test_a_supernet_that_two_runs_share_is_trained_once(tmp_path, recwarn):
+    """The second waits for the first, says so, and finds what that has trained."""
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    trainings = []
+
+    def second(step, loss):
+        if not trainings:
+            trainings.append(pool.submit(train_supernet, key, data, CONFIG, tmp_path, progress=no))
+            time.sleep(0.5)
+
+    def no(step, loss):
+        raise AssertionError("it is trained twice")
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        equal(train_supernet(key, data, CONFIG, tmp_path, progress=second), undisturbed)
+        equal(trainings[0].result(), undisturbed)
+    assert any("at work in another process; waiting" in str(one.message) for one in recwarn)
 
 
 def test_statistics_of_a_slice_are_those_of_its_batches():

@@ -16,7 +16,7 @@ from bqnes_jax.cli.data import FamiliesCommand, ListCommand, PrepareCommand
 from bqnes_jax.cli.nats import CheckCommand, ImportCommand
 from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
-from bqnes_jax.cli.shell import console, stop, warnings_in_a_line
+from bqnes_jax.cli.shell import complain, console, stop, warnings_in_a_line
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import configure, preset_config
 from bqnes_jax.runs.fields import read_fields, updated
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BQNESError as error:
         if debug:
             raise
-        console(stderr=True).print(f"error: {error}", markup=False)
+        complain(f"error: {error}")
         return stop(1)
     except KeyboardInterrupt:
         return 130
@@ -61,9 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        console(stderr=True).print(
-            f"error: {reason} (unexpected; --debug shows where it came from)", markup=False
-        )
+        complain(f"error: {reason} (unexpected; --debug shows where it came from)")
         return stop(1)
     return 0
 

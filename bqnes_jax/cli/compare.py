@@ -295,22 +295,26 @@ def write_tables(rows: list[comparison.Row], folder: Path) -> None:
 
 def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     in_bold = console().is_terminal
+    summarised = comparison.summarise(rows)
 
     def shown(cell: comparison.Cell, column: int) -> str:
         text = comparison.written(cell, column)
-        if in_bold:
-            return f"[bold]{text}[/bold]" if cell.best else text
-        return f"{text} {'*' if cell.best else ' '}"
+        return text if in_bold else f"{text} {'*' if cell.best else ' '}"
 
     best = "in bold" if in_bold else "with *"
-
     show_table(
         ["", "M", *comparison.headers(rows)],
         [
             [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
-            for row, cells in zip(rows, comparison.summarise(rows), strict=True)
+            for row, cells in zip(rows, summarised, strict=True)
         ],
         title=f"{data}, test data: mean ± standard error over {seeds} seeds; as good as any {best}",
+        bold={
+            (i, 2 + j)
+            for i, cells in enumerate(summarised)
+            for j, cell in enumerate(cells)
+            if in_bold and cell.best
+        },
     )
     worth = {row.algorithm: row.effective_size for row in rows if _searches(row.algorithm)}
     if worth:

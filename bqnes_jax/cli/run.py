@@ -1,6 +1,7 @@
 """Commands about one run: `run`, `reselect`, `predict`, `report`."""
 
 import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +22,7 @@ from bqnes_jax.cli.shell import (
     warn,
 )
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused, writing
+from bqnes_jax.files import damaged_means_refused, write_whole, writing
 from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.parallel import is_first
 from bqnes_jax.runs import Ensemble, Metrics, Run, RunConfig, TaskConfig, search
@@ -192,11 +193,11 @@ class PredictCommand:
         if self.out is None:
             console().print(_csv(probabilities), end="", markup=False, soft_wrap=True)
             return
+        content = io.BytesIO(_csv(probabilities).encode())
+        if self.out.suffix == ".npy":
+            np.save(content := io.BytesIO(), probabilities)
         with writing(str(self.out)):
-            if self.out.suffix == ".npy":
-                np.save(self.out, probabilities)
-            else:
-                self.out.write_text(_csv(probabilities))
+            write_whole(self.out, content.getvalue())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +225,7 @@ def _show_metrics(rows: Sequence["Row"], title: str) -> None:
     lines = [
         [
             row.name,
-            str(row.size),
+            row.members,
             f"{row.metrics.accuracy:.2%}",
             *_fit_texts(row.metrics),
             f"{row.temperature:.2f}",

@@ -7,11 +7,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import jax
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,10 +22,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from bqnes_jax import families
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import NetworkFamily
+from bqnes_jax.files.text import plain
 from bqnes_jax.parallel import is_first, use_all_cores
 
 _PLAIN_WIDTH = 110  # where there is no terminal to ask
@@ -40,7 +43,12 @@ def console(stderr: bool = False) -> Console:
 def warn(sentences: Sequence[str]) -> None:
     """Print one line of warnings, if there are any, beside the output."""
     if sentences:
-        console(stderr=True).print(f"warning: {' '.join(sentences)}", markup=False)
+        complain(f"warning: {' '.join(sentences)}")
+
+
+def complain(text: str) -> None:
+    """Print a line beside the output."""
+    console(stderr=True).print(plain(text), markup=False)
 
 
 @contextlib.contextmanager
@@ -63,16 +71,24 @@ def given_family(name: str | None) -> NetworkFamily | None:
 
 def say(text: str) -> None:
     """Print a line as it is."""
-    console().print(text, markup=False)
+    console().print(plain(text), markup=False)
 
 
-def show_table(columns: list[str], rows: list[list[str]], names: int = 1, title: str = "") -> None:
-    """Print a table whose first columns are names."""
-    table = Table(title=title or None, title_justify="left")
+def show_table(
+    columns: list[str],
+    rows: list[list[str]],
+    names: int = 1,
+    title: str = "",
+    bold: Collection[tuple[int, int]] = (),
+) -> None:
+    """Print a table whose first columns are names; some cells, by row and column, in bold."""
+    table = Table(title=Text(plain(title)) if title else None, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < names else "right", no_wrap=i >= names)
-    for row in rows:
-        table.add_row(*row)
+        justify = "left" if i < names else "right"
+        table.add_column(Text(plain(column)), justify=justify, no_wrap=i >= names)
+    for i, row in enumerate(rows):
+        styles = ("bold" if (i, j) in bold else "" for j in range(len(row)))
+        table.add_row(*(Text(plain(c), style) for c, style in zip(row, styles, strict=True)))
     console().print(table)
 
 
@@ -98,10 +114,10 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=out) as bar:
-        task = bar.add_task(f"{what} (compiling first)", total=None)
+        task = bar.add_task(f"{escape(plain(what))} (compiling first)", total=None)
 
         def update(done: int, total: int, what: str = what) -> None:
-            bar.update(task, description=what, completed=done, total=total)
+            bar.update(task, description=escape(plain(what)), completed=done, total=total)
 
         yield update
 
@@ -113,7 +129,7 @@ def _lines(out: Console, what: str) -> Callable[..., None]:
         tenth = 10 * done // max(total, 1)
         if tenth > shown.get(what, -1):
             shown[what] = tenth
-            out.print(f"{what}: {done} of {total}")
+            out.print(f"{plain(what)}: {done} of {total}", markup=False)
 
     return update
 
@@ -205,20 +221,22 @@ def interruptible(function: Callable[[], None], farewell: str) -> None:
         except BaseException as error:
             errors.append(error)
 
-    def stop_now(*_: object) -> None:  # an exception could be lost in a callback of the collector
+    def stop_now(number: int, _: object) -> None:  # an exception could be lost in a callback
         out = console(stderr=True)
         out.show_cursor()
-        out.print(f"\n{farewell}")
+        out.print(f"\n{plain(farewell)}", markup=False)
         sys.stdout.flush()
-        os._exit(130)
+        os._exit(128 + number)
 
     thread = threading.Thread(target=work, daemon=True)
-    before = signal.signal(signal.SIGINT, stop_now)
+    stopping = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop_now) for number in stopping]
     try:
         thread.start()
         while thread.is_alive():
             thread.join(0.2)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(stopping, before, strict=True):
+            signal.signal(number, handler)
     if errors:
         raise errors[0]

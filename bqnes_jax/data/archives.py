@@ -5,7 +5,6 @@ import hashlib
 import io
 import pickle
 import struct
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,13 @@ import numpy as np
 
 from bqnes_jax.data.examples import Dataset, Examples, as_examples, count_classes
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused, read_at_most
+from bqnes_jax.files import Bounded, damaged_means_refused, open_file
 from bqnes_jax.files.arrays import open_npz
+from bqnes_jax.files.tars import open_tar
 from bqnes_jax.files.unpickling import NumberType, Stateful, Unpickler
 
 _LIMIT = 1 << 28  # bytes of an unpacked IDX file; the largest published one has a fifth
+_TAR_LIMIT = 1 << 29  # bytes of an unpacked archive of CIFAR; the published ones have a third
 
 
 class Published(NamedTuple):
@@ -112,7 +113,7 @@ def how_to_get(name: str, directory: Path | None = None) -> str:
 
 def _check_checksum(path: Path, expected: str) -> None:
     algorithm = "md5" if len(expected) == 32 else "sha256"
-    with damaged_means_refused(path), path.open("rb") as file:
+    with damaged_means_refused(path), open_file(path) as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         raise BQNESError(
@@ -128,17 +129,23 @@ def _examples(path: Path, inputs: np.ndarray, labels: np.ndarray) -> Examples:
     return as_examples(inputs, labels, where=f"{path}: ")
 
 
-def _channels_last(path: Path, data: object, labels: np.ndarray, side: int) -> Examples:
+def _channels_last(path: Path, data: np.ndarray, labels: np.ndarray, side: int) -> Examples:
     """Order the rows of CIFAR and ImageNet16, three planes each, as images."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+    if data.dtype != np.uint8:
         raise BQNESError(f"{path} holds data that are not an array of uint8.")
     images = data.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
     return _examples(path, images, labels)
 
 
+def _array(found: object) -> np.ndarray:
+    if not isinstance(found, PickledArray):
+        raise ValueError("its data are not an array")
+    return found.array()
+
+
 def _labels(found: object) -> np.ndarray:
-    if isinstance(found, np.ndarray):
-        return found
+    if isinstance(found, PickledArray):
+        return found.array()
     if not isinstance(found, list) or not all(type(label) is int for label in found):
         raise ValueError("its labels are not whole numbers")
     return np.array(found, np.int64)
@@ -151,7 +158,11 @@ def _joined(parts: list[Examples]) -> Examples:
 def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
     def read(path: Path) -> tuple[Examples, Examples]:
         found = {}
-        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            open_file(path) as packed,
+            gzip.open(packed) as unpacked,
+            open_tar(stream := Bounded(unpacked, _TAR_LIMIT), "r|") as archive,
+        ):
             for member in archive:
                 part = member.name.removeprefix(folder + "/")
                 if part in (*train, test) and member.isfile():
@@ -159,7 +170,7 @@ def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
                     assert isinstance(file, io.BufferedIOBase)  # the member is a file
                     batch = unpickle(file)
                     labels = _labels(batch[label_key])
-                    found[part] = _channels_last(path, batch["data"], labels, 32)
+                    found[part] = _channels_last(path, _array(batch["data"]), labels, 32)
             while stream.read(1 << 20):  # to its end, where its checksum is compared
                 pass
         absent = [part for part in (*train, test) if part not in found]
@@ -177,19 +188,20 @@ _IMAGENET16_TEST = "val_data"
 def _read_imagenet16(path: Path) -> tuple[Examples, Examples]:
     parts = {}
     for name in PUBLISHED["imagenet16-120"].checksums:
-        with (path / name).open("rb") as file:
+        with open_file(path / name) as file:
             batch = unpickle(file)
         labels = _labels(batch["labels"])  # counted from 1, of a thousand classes
         chosen = labels <= _IMAGENET16_CLASSES
-        parts[name] = _channels_last(path / name, batch["data"][chosen], labels[chosen] - 1, 16)
+        data = _array(batch["data"])[chosen]
+        parts[name] = _channels_last(path / name, data, labels[chosen] - 1, 16)
     test = parts.pop(_IMAGENET16_TEST)
     return _joined(list(parts.values())), test
 
 
 def _read_idx(path: Path) -> tuple[Examples, Examples]:
     def array(name: str) -> np.ndarray:
-        with gzip.open(path / name) as file:
-            content = read_at_most(file, _LIMIT)
+        with open_file(path / name) as packed, gzip.open(packed) as file:
+            content = Bounded(file, _LIMIT).read()
         dimensions = content[3]
         if content[:3] != b"\0\0\x08" or dimensions not in (1, 3):
             raise ValueError(f"{name} is not an IDX file of bytes")
@@ -209,19 +221,17 @@ def unpickle(file: io.BufferedIOBase) -> dict[str, Any]:
     content = _Unpickler.read(file, encoding="latin1")
     if not isinstance(content, dict):
         raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a dict")
-    return {
-        key: value.array() if isinstance(value, _PickledArray) else value
-        for key, value in content.items()
-    }
+    return content
 
 
-class _PickledArray(Stateful):
+class PickledArray(Stateful):
     """What NumPy's pickles say of an array; NumPy itself would trust them."""
 
     def __init__(self, *_: object):
         pass
 
     def array(self) -> np.ndarray:
+        """Return the numbers."""
         _, shape, kind, fortran, content = self.state
         if not isinstance(kind, NumberType):
             raise pickle.UnpicklingError("it holds an array without a type")
@@ -229,14 +239,14 @@ class _PickledArray(Stateful):
         return np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _latin1(text: Any, encoding: object) -> bytes:
-    return text.encode("latin1")  # how Python 3 writes bytes in the old protocols
+def _latin1(text: Any, encoding: object) -> Any:
+    return text  # how Python 3 writes bytes in the old protocols; an array encodes it
 
 
 class _Unpickler(Unpickler):
     reads = "published data set"
     admitted = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy.core.multiarray", "_reconstruct"): PickledArray,
         ("numpy", "ndarray"): "an argument of _reconstruct, never called",
         ("numpy", "dtype"): NumberType,
         ("_codecs", "encode"): _latin1,

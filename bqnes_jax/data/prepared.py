@@ -25,7 +25,13 @@ from bqnes_jax.data.archives import (
 )
 from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.files import check_unpacked, damaged_means_refused, load_json
+from bqnes_jax.files import (
+    check_unpacked,
+    damaged_means_refused,
+    load_json,
+    open_file,
+    read_small,
+)
 
 VERSION = "1.0.0"
 _CHECKSUM = "content.sha256"  # records carry their own, but not how many there are, nor the classes
@@ -109,7 +115,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         test = parts.get("test", Examples(train.inputs[:0], train.labels[:0]))
         dataset = Dataset(name, int(features["label"].num_classes), train, test)
         checksum = folder / _CHECKSUM  # what TFDS itself prepared has none
-        if checksum.is_file() and checksum.read_bytes() != _digest(dataset).encode():
+        if checksum.is_file() and read_small(checksum) != _digest(dataset).encode():
             raise ValueError("the checksum of its content differs")
     check_dataset(dataset, folder)
     return dataset
@@ -126,6 +132,8 @@ def read_test(folder: Path) -> Examples:
 def _open(folder: Path, otherwise: str) -> Any:  # TFDS's types say less than its documentation
     import tensorflow_datasets as tfds
 
+    for path in folder.iterdir():  # TFDS would wait for what a FIFO never gives
+        open_file(path).close()
     info = load_json(folder / "dataset_info.json")
     if info.get("fileFormat") != "array_record":
         raise BQNESError(

@@ -24,7 +24,7 @@ from bqnes_jax.data.examples import (
     count_classes,
 )
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import load_json
+from bqnes_jax.files import load_json, write_whole, writing
 
 Sizes = tuple[int | float, int | float, int | float]
 Indices = Int[np.ndarray, " n"]
@@ -180,10 +180,8 @@ def write_split(path: str | os.PathLike[str], indices: SplitIndices) -> None:
         name: value if isinstance(value, str) else value.tolist()
         for name, value in indices._asdict().items()
     }
-    try:
-        Path(path).write_text(json.dumps(content))
-    except OSError as error:
-        raise BQNESError(f"{path} cannot be written ({error.strerror}).") from None
+    with writing(f"split {path}"):
+        write_whole(Path(path), json.dumps(content).encode())
 
 
 def read_split(path: str | os.PathLike[str], dataset: Dataset) -> SplitIndices:

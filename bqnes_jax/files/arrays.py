@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bqnes_jax.files.untrusted import check_unpacked
+from bqnes_jax.files.untrusted import check_unpacked, open_file
 
 Fields = TypeVar("Fields", bound=tuple)
 
@@ -75,7 +75,7 @@ class Npz:
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[Npz]:
     """Open an `.npz`, unless it would unpack to far more than it is."""
-    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
         claimed = sum(member.file_size for member in archive.infolist())
         check_unpacked(claimed, os.fstat(file.fileno()).st_size)
         yield Npz(archive)
@@ -97,13 +97,13 @@ def read_arrays(path: Path, kind: type[Fields]) -> Fields:
 
 def read_npy(path: Path) -> np.ndarray:
     """Read an `.npy` of numbers."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return _stored(file, os.fstat(file.fileno()).st_size).read()
 
 
 def map_npy(path: Path) -> np.ndarray:
     """Return an `.npy` of numbers that stays in its file until it is indexed."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         _, dtype, shape, by_columns = _stored(file, os.fstat(file.fileno()).st_size)
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 

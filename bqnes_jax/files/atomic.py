@@ -5,22 +5,29 @@ import errno
 import json
 import os
 import secrets
+import stat
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from bqnes_jax.errors import BQNESError
 
-TEMPORARY = ".tmp"
+_ENDING = ".tmp"
+_TEMPORARY = f"*-{'[0-9a-f]' * 16}{_ENDING}"
+_ABANDONED = 60.0  # seconds; to write one file takes less
 
 
 def write_whole(path: Path, content: bytes, *, overwrite: bool = True) -> None:
-    """Write a file whole or not at all, and have it on the disk when this returns."""
-    name = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY}")
+    """Write a file whole or not at all, and have it on the disk when this returns.
+
+    A file that is replaced keeps its mode; a link is replaced, and what it points to stays.
+    """
+    name = path.with_name(f"{path.stem[:40]}-{secrets.token_hex(8)}{_ENDING}")
     try:
         with name.open("xb") as file:
+            _keep_mode(path, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -39,29 +46,86 @@ def write_whole(path: Path, content: bytes, *, overwrite: bool = True) -> None:
             os.close(folder)
 
 
+def _keep_mode(path: Path, handle: int) -> None:
+    """Give a new file the mode of the one that it will replace."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) and os.name == "posix":
+            os.fchmod(handle, stat.S_IMODE(mode))
+
+
 def write_json(path: Path, content: object) -> None:
     """Write JSON for people to read, too."""
-    write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    write_whole(path, as_json(content))
+
+
+def as_json(content: object) -> bytes:
+    """Return JSON for people to read, too."""
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def sweep(directory: Path, *, age: float = _ABANDONED) -> None:
+    """Remove what killed writers left in a directory; the young may belong to one at work.
+
+    A clock may have been set back since: what is from the future is as old as it is far.
+    """
+    for path in directory.glob(_TEMPORARY):
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
+            if abs(time.time() - path.lstat().st_mtime) > age:
+                path.unlink()
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
-    """Refuse to do what another process is doing; the system lets go when a process ends."""
-    lock = filelock.FileLock(path, thread_local=False)
+def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Refuse to do what another process is doing, or wait; the system lets go when one ends.
+
+    Whoever holds the lock of a directory sweeps it.
+    """
     with writing(what):
-        path.touch()
+        handle = _open_lock(path)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise BQNESError(
-            f"{what} is at work in another process; wait for it, or choose another directory."
-        ) from None
-    except OSError:  # some network disks have no locks
-        warnings.warn(f"{what} cannot be locked; let no other process use it.", stacklevel=3)
-    try:
+        busy = f"{what} is at work in another process"
+        try:
+            if not _try_lock(handle):
+                if not wait:
+                    raise BQNESError(f"{busy}; wait for it, or choose another directory.")
+                warnings.warn(f"{busy}; waiting for it.", stacklevel=3)
+                while not _try_lock(handle):
+                    time.sleep(0.2)
+        except OSError:  # some network disks have no locks
+            warnings.warn(f"{what} cannot be locked; let no other process use it.", stacklevel=3)
+        sweep(path.parent)
         yield
     finally:
-        lock.release()
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """Open a file to lock, which nothing is ever written to, and no link to another."""
+    flags = os.O_RDWR | os.O_CREAT
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
+    return handle
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            return False
+        raise
+    return True
 
 
 @contextlib.contextmanager

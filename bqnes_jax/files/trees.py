@@ -16,7 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bqnes_jax.files.atomic import write_whole
+from bqnes_jax.files.digests import write_bound
+from bqnes_jax.files.untrusted import open_file
 from bqnes_jax.identity import canonical
 
 Tree = Any  # dict | list | tuple | None of such, or an array
@@ -141,7 +142,7 @@ _HEADER_LIMIT = 1 << 20
 
 
 def write_tree(path: Path, tree: Tree) -> None:
-    """Write a tree into a file of its own, with a checksum; TypeError if it is none."""
+    """Write a tree into a file of its own, bound by its digest; TypeError if it is none."""
     kept = as_tree(tree)
     content = to_bytes(kept)
     header = {"tree": describe(kept), "sha256": hashlib.sha256(content).hexdigest()}
@@ -150,12 +151,12 @@ def write_tree(path: Path, tree: Tree) -> None:
         count = sum(1 for _ in leaves(kept))
         raise TypeError(f"it has {count:,} arrays, whose description is more than a header holds")
     head = _MAGIC + struct.pack("<I", len(text)) + text
-    write_whole(path, head + hashlib.sha256(head).digest() + content)
+    write_bound(path, head + hashlib.sha256(head).digest() + content)
 
 
 def read_tree(path: Path) -> Tree:
     """Read a tree from a file of its own; ValueError if it is damaged."""
-    with path.open("rb") as file:
+    with open_file(path, follow=False) as file:
         start = file.read(len(_MAGIC) + 4)
         if len(start) < len(_MAGIC) + 4 or not start.startswith(_MAGIC):
             raise ValueError("it does not start like a tree of arrays")

@@ -2,19 +2,40 @@
 
 A pickle may name any function to be called. Here a name stands for one of a few harmless things, or
 is refused; and only what is made for it (`Stateful`) can be set to something afterwards (BUILD).
+What is left are containers, which can still be made to take forever or all memory: a few bytes nest
+pairs of pairs so deep that hashing them never ends. So keys are plain, and there are bounds on how
+deep containers are nested, on how many there are, and on how many opcodes a pickle has.
 """
 
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import read_at_most
+from bqnes_jax.files.untrusted import Bounded
 
 _LIMIT = 1 << 29  # bytes; the largest published file has a third
+_OPCODES = 1 << 20  # the largest published file has a fifth
+_CONTAINERS = 1 << 17
+_LEVELS = 32  # published files are seven deep
+_PARTS = 32  # of a key, and arguments of a call
+
+_AS_THEY_ARE = (
+    *("PROTO", "FRAME", "STOP", "POP", "POP_MARK", "GLOBAL", "STACK_GLOBAL", "BINPERSID"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"),
+    *("LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES"),
+    *("SHORT_BINBYTES", "BINBYTES8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET", "MEMOIZE"),
+)
+_THAT_MAKE_CONTAINERS = (
+    *("MARK", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("EMPTY_LIST", "LIST", "EMPTY_DICT", "EMPTY_SET"),
+)
+_Handler = Callable[[Any], None]
+_OF_PICKLE: dict[int, _Handler] = pickle._Unpickler.dispatch
 
 
 class Stateful:
@@ -40,29 +61,55 @@ class NumberType(Stateful):
         return np.dtype(order.replace("|", "=") + self.code)
 
 
+def make_dict(pairs: Iterable[tuple[Any, Any]] = ()) -> dict:
+    """Return a dict with plain keys: what pickles may call in the place of `OrderedDict`."""
+    return {_plain(key): value for key, value in pairs}
+
+
+def _counting(handler: _Handler) -> _Handler:
+    def count(self: "Unpickler") -> None:
+        self._count_container()
+        handler(self)
+
+    return count
+
+
 class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes of memory
     """Reads what is admitted, by module and name, and refuses everything else."""
 
     admitted: ClassVar[dict[tuple[str, str], object]] = {}
     reads = "file"  # in the error
     stack: list[Any]  # of pickle, which does not declare it
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, file: io.BufferedIOBase, *, encoding: str = "ASCII"):
+        super().__init__(file, encoding=encoding)  # type: ignore[call-arg]
+        self.dispatch = _Counted(self.dispatch)  # pyright: ignore[reportAttributeAccessIssue]
+        self._containers = 0
 
     @classmethod
     def read(cls, file: io.BufferedIOBase, encoding: str = "ASCII") -> Any:
         """Read the one object of a file."""
-        content = io.BytesIO(read_at_most(file, _LIMIT))  # others set aside what a byte asks for
+        content = Bounded(file, _LIMIT)
         found = cls(content, encoding=encoding).load()
         if content.read(1):
             raise pickle.UnpicklingError("it goes on after its end")
+        return found
+
+    def load(self) -> Any:
+        """Read an object."""
+        found = super().load()
+        _check_depth(found)
         return found
 
     def find_class(self, module: str, name: str) -> object:
         """Return what a name stands for."""
         module = module.replace("numpy._core", "numpy.core")  # renamed in NumPy 2
         if (module, name) not in self.admitted:
+            asked = f"{module}.{name}"[:80]
             raise BQNESError(
-                f"a file asks for {module}.{name}, which no {self.reads} needs; it is not safe to "
-                "read: get it again from its authors."
+                f"a file asks for {asked}, which no {self.reads} needs; it is not safe to read: "
+                "get it again from its authors."
             )
         return self.admitted[module, name]
 
@@ -71,8 +118,106 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
         if isinstance(self.stack[-1], Stateful):
             self.stack[-1].state = state
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **pickle._Unpickler.dispatch,
+    def _call(self) -> None:
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        if type(arguments) is not tuple or len(arguments) > _PARTS or not callable(function):
+            raise pickle.UnpicklingError("it calls what is no function, or with too much")
+        self.stack[-1] = function(*arguments)
+
+    def _append(self) -> None:
+        value = self.stack.pop()
+        self._top(list).append(value)
+
+    def _extend(self) -> None:
+        values = self.pop_mark()
+        self._top(list).extend(values)
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._top(dict)[_plain(key)] = value
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self._top(dict).update(make_dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _add_items(self) -> None:
+        members = self.pop_mark()
+        self._top(set).update(map(_plain, members))
+
+    def _make_dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append(make_dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _make_frozen_set(self) -> None:
+        self.stack.append(frozenset(map(_plain, self.pop_mark())))
+
+    def _top(self, kind: type) -> Any:
+        if type(self.stack[-1]) is not kind:
+            raise pickle.UnpicklingError(f"it fills a {kind.__name__} where there is none")
+        return self.stack[-1]
+
+    def _count_container(self) -> None:
+        self._containers += 1
+        if self._containers > _CONTAINERS:
+            raise pickle.UnpicklingError(f"it has more than {_CONTAINERS:,} containers")
+
+    dispatch: ClassVar[dict[int, _Handler]] = {
+        **{getattr(pickle, name)[0]: _OF_PICKLE[getattr(pickle, name)[0]] for name in _AS_THEY_ARE},
+        **{
+            getattr(pickle, name)[0]: _counting(_OF_PICKLE[getattr(pickle, name)[0]])
+            for name in _THAT_MAKE_CONTAINERS
+        },
+        pickle.DICT[0]: _counting(_make_dict),
+        pickle.FROZENSET[0]: _counting(_make_frozen_set),
+        pickle.REDUCE[0]: _counting(_call),
         pickle.BUILD[0]: _set_state,
+        pickle.APPEND[0]: _append,
+        pickle.APPENDS[0]: _extend,
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+        pickle.ADDITEMS[0]: _add_items,
     }
-    del dispatch[pickle.BYTEARRAY8[0]]  # it takes memory before there is anything to fill it
+
+
+class _Counted(dict[int, _Handler]):
+    """What each opcode does; there is an end to how many are looked up."""
+
+    count = 0
+
+    def __getitem__(self, code: int) -> _Handler:
+        self.count += 1
+        if self.count > _OPCODES:
+            raise pickle.UnpicklingError(f"it has more than {_OPCODES:,} opcodes")
+        return super().__getitem__(code)
+
+    def __missing__(self, code: int) -> NoReturn:
+        raise pickle.UnpicklingError(f"it has the opcode {code}, which none of its kind has")
+
+
+def _plain(key: Any) -> Any:
+    """Return what may be a key; hashing takes next to no time."""
+    parts = key if type(key) is tuple else (key,)
+    for part in parts[: _PARTS + 1]:
+        number = type(part) is int and -(2**63) <= part < 2**63
+        if len(parts) > _PARTS or not (number or type(part) in (str, bytes)):
+            raise pickle.UnpicklingError("it has a key that is neither text, a number nor a pair")
+    return key
+
+
+def _check_depth(found: object) -> None:
+    """Refuse what is nested too deep, or within itself; what is shared is looked at again."""
+    below, seen = [(found, 0)], {}
+    while below:
+        one, level = below.pop()
+        if seen.get(id(one), -1) >= level:
+            continue
+        if level > _LEVELS:
+            raise pickle.UnpicklingError(f"it is nested more than {_LEVELS} levels deep")
+        seen[id(one)] = level
+        if isinstance(one, Stateful):
+            below.append((one.state, level + 1))
+        elif isinstance(one, dict):
+            below.extend((part, level + 1) for part in one.values())
+        elif isinstance(one, list | tuple):
+            below.extend((part, level + 1) for part in one)

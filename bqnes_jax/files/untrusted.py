@@ -1,8 +1,11 @@
 """Readers of files that are not trusted: sizes and depths are checked before memory is used."""
 
 import contextlib
+import errno
 import io
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,14 @@ from bqnes_jax.errors import BQNESError
 
 _TEXT_LIMIT = 1 << 26  # bytes; the places of a million images take a tenth
 _LEVELS = 32  # how deep lists and dicts may be nested; ours are five deep
+_PART = 1 << 20  # bytes read at a time
 _SMALL, _RATIO = 1 << 28, 100  # what any file may unpack to: bytes, and times its own size
 
 
 def read_json(path: Path, what: str) -> dict:
-    """Read a JSON object; `what` names it in the error."""
+    """Read a JSON object that the program wrote; `what` names it in the error."""
     try:
-        content = load_json(path)
+        content = load_json(path, follow=False)
     except OSError as error:
         raise BQNESError(f"{what} {path} cannot be read ({error.strerror}).") from None
     except ValueError:
@@ -27,22 +31,40 @@ def read_json(path: Path, what: str) -> dict:
     return content
 
 
-def load_json(path: Path) -> Any:
+def load_json(path: Path, *, follow: bool = True) -> Any:
     """Read any JSON; ValueError if it is none, or not plain."""
     try:
-        content = json.loads(read_small(path))
+        content = json.loads(read_small(path, follow=follow))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     check_plain(content)
     return content
 
 
-def read_small(path: Path) -> bytes:
+def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
+    """Open a file for reading; OSError if it is none, whatever a link says that is not followed.
+
+    A FIFO would keep its reader waiting, and a device has no end. Links are followed to files that
+    people name, and not to those that a run or a store keeps.
+    """
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # Another may have put something else there meanwhile.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_small(path: Path, *, follow: bool = True) -> bytes:
     """Read a file that people write, too; ValueError if it is far larger than they do."""
-    size = path.stat().st_size
-    if size > _TEXT_LIMIT:
-        raise ValueError(f"it has {size:,} bytes")
-    return path.read_bytes()
+    with open_file(path, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size  # which may be less than can be read
+        if size > _TEXT_LIMIT:
+            raise ValueError(f"it has {size:,} bytes, more than {_TEXT_LIMIT:,}")
+        return Bounded(file, _TEXT_LIMIT).read()
 
 
 def check_plain(content: object, levels: int = _LEVELS) -> None:
@@ -68,15 +90,42 @@ def check_unpacked(claimed: int, stored: int) -> None:
         raise ValueError(f"its {stored:,} bytes would unpack to {claimed:,}")
 
 
-def read_at_most(file: io.BufferedIOBase, limit: int) -> bytes:
-    """Read a stream to its end, a part at a time; ValueError if there is more than the limit."""
-    parts, size = [], 0
-    while part := file.read(1 << 20):
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise ValueError(f"it unpacks to more than {limit:,} bytes")
-    return b"".join(parts)
+class Bounded(io.BufferedIOBase):
+    """A stream that has at most so many bytes; reading more of it is a ValueError.
+
+    It is read a part at a time: memory is taken for what is there, and not for what is asked for.
+    """
+
+    def __init__(self, stream: io.BufferedIOBase, limit: int):
+        self._stream, self._limit, self._left = stream, limit, limit
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read so many bytes, or all of them."""
+        if size is not None and 0 <= size <= _PART:
+            return self._counted(self._stream.read(size))
+        wanted = self._left + 1 if size is None or size < 0 else size
+        parts = []
+        while wanted and (part := self._stream.read(min(wanted, _PART))):
+            parts.append(self._counted(part))
+            wanted -= len(part)
+        return b"".join(parts)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line."""
+        most = self._left + 1
+        return self._counted(
+            self._stream.readline(most if size is None or size < 0 else min(size, most))
+        )
+
+    def _counted(self, part: bytes) -> bytes:
+        self._left -= len(part)
+        if self._left < 0:
+            raise ValueError(f"it has more than {self._limit:,} bytes")
+        return part
 
 
 @contextlib.contextmanager

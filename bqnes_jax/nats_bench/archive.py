@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import itertools
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.files import damaged_means_refused
+from bqnes_jax.files import damaged_means_refused, open_file
+from bqnes_jax.files.tars import open_tar
 from bqnes_jax.nats_bench.pickles import Tensor, unpickle
 from bqnes_jax.spaces.nats import OPERATIONS
 
@@ -171,7 +171,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
         if path.is_dir():
             with damaged_means_refused(path):
                 files = frozenset(file.name for file in path.iterdir())
-            archive = Archive(path, (), lambda name: (path / name).open("rb"), files)
+            archive = Archive(path, (), lambda name: open_file(path / name), files)
         else:
             archive = _open_tar(path, stack)
         if _META not in archive.files:
@@ -211,17 +211,17 @@ def _open_tar(path: Path, stack: contextlib.ExitStack) -> Archive:
             "the directory."
         )
     with damaged_means_refused(path):
-        tar = stack.enter_context(tarfile.open(path, "r:"))  # noqa: SIM115 (the stack closes it)
+        tar = stack.enter_context(open_tar(stack.enter_context(open_file(path)), "r:"))
         members = {Path(member.name).name: member for member in tar if member.isfile()}
 
-    def open_file(name: str) -> io.BufferedIOBase:
+    def open_member(name: str) -> io.BufferedIOBase:
         if name not in members:
             raise FileNotFoundError(name)
         file = tar.extractfile(members[name])
         assert isinstance(file, io.BufferedIOBase)  # the members are files
         return file
 
-    return Archive(path, (), open_file, frozenset(members))
+    return Archive(path, (), open_member, frozenset(members))
 
 
 def _listed(archive: Archive) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bqnes_jax.files.unpickling import NumberType, Unpickler
+from bqnes_jax.files.unpickling import NumberType, Unpickler, make_dict
 
+_AXES = 8  # convolutions have four
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of PyTorch's format before 1.6
 
 
@@ -24,7 +25,9 @@ class Tensor(NamedTuple):
     def array(self) -> np.ndarray:
         """Return the numbers; a tensor that is not in the order of its axes is refused."""
         numbers = self.storage.numbers()
-        whole = all(type(n) is int and n >= 0 for n in (self.offset, *self.shape))
+        whole = len(self.shape) <= _AXES and all(
+            type(n) is int and 0 <= n < 2**63 for n in (self.offset, *self.shape)
+        )
         size = math.prod(self.shape) if whole else -1
         if not whole or self.offset + size > len(numbers):
             raise pickle.UnpicklingError("it holds a tensor that is larger than its numbers")
@@ -46,7 +49,7 @@ class _Bytes(NamedTuple):
     content: bytes
 
     def numbers(self) -> np.ndarray:
-        file = io.BytesIO(self.content)
+        file = io.BytesIO(self.content)  # shares them, as the array does: copies could be many
         magic, version = (_StorageUnpickler(file).load() for _ in range(2))
         if (magic, version) != (_MAGIC, _VERSION):
             raise pickle.UnpicklingError("it holds a tensor in another format than PyTorch's old")
@@ -56,7 +59,9 @@ class _Bytes(NamedTuple):
         if not isinstance(dtype, np.dtype):
             raise pickle.UnpicklingError("it holds a tensor of an unknown type")
         (size,) = struct.unpack("<q", file.read(8))
-        return np.frombuffer(file.read(), dtype, size)
+        if size < 0:  # to NumPy: as many as there are
+            raise pickle.UnpicklingError("it holds a tensor of fewer numbers than none")
+        return np.frombuffer(self.content, dtype, size, file.tell())
 
 
 def _number(kind: object, content: Any) -> float | int:
@@ -74,7 +79,7 @@ def _tensor(storage: object, offset: Any, shape: Any, strides: Any, *_: object) 
 class _Unpickler(Unpickler):
     reads = "file of NATS-Bench"
     admitted = {  # noqa: RUF012
-        ("collections", "OrderedDict"): dict,
+        ("collections", "OrderedDict"): make_dict,
         ("numpy", "dtype"): NumberType,
         ("numpy.core.multiarray", "scalar"): _number,
         ("torch._utils", "_rebuild_tensor_v2"): _tensor,

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from bqnes_jax import algorithms
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import is_named
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.files import sweep, write_whole, writing
 from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
     accuracy,
@@ -74,6 +74,7 @@ def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
     algorithm = algorithms.find_trainable(run.config.algorithm)
     # Of one architecture is what the algorithm selects, not what its method does among all.
     own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
+    sizes = [size for size in sizes if size <= len(run.record.archs)]
     asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
     ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
     return [row_of(run.ensemble(size, method)) for method, size in ordered]
@@ -192,6 +193,7 @@ def row_of(ensemble: Ensemble, name: str | None = None) -> Row:
         ensemble.size,
         ensemble.metrics,
         ensemble.status,
+        len(ensemble.members),
         ensemble.temperature,
         ensemble.uncalibrated().metrics,
     )
@@ -435,6 +437,7 @@ def _ranks(values: np.ndarray) -> Float[np.ndarray, " n"]:
 
 def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
     written = set()
     for drawing in drawings:
         for form in ("png", "pdf"):

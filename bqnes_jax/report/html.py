@@ -1,13 +1,14 @@
 """The page of a report: one file that needs nothing else, for telephones, screens and paper."""
 
+import html
 import io
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from bqnes_jax.files.text import plain
 from bqnes_jax.report.plots import signed
 from bqnes_jax.runs import Metrics
 from bqnes_jax.types import Status
@@ -117,20 +118,37 @@ HOW_TO_READ = {
 
 
 _METRICS = ("Accuracy %", "ECE", "Log-lik.")
+_INTERVAL, _BELOW = re.compile(r" (\[[^\[\]a-zA-Z<>&]*\])$"), r"<br><small>\1</small>"
 
 
 class Row(NamedTuple):
     """An ensemble of the table: what it is called, how many members were asked for, how good.
 
-    The status says what went differently when it was selected.
+    The status says what went differently when it was selected; `used` is how many members it has.
     """
 
     name: str
     size: int
     metrics: Metrics
-    status: Status = Status.OK
+    status: Status
+    used: int
     temperature: float = 1.0  # after pooling
     uncalibrated: Metrics = Metrics(0.0, 0.0, 0.0)  # how good without it
+
+    @property
+    def members(self) -> str:
+        """How many members, as text: those in use, if they are fewer than were asked for."""
+        return count_members(self.size, self.used)
+
+
+def count_members(size: int, used: int) -> str:
+    """Say how many members an ensemble has, and of how many if that is fewer.
+
+    Example:
+        >>> count_members(5, 3)
+        '3 of 5'
+    """
+    return str(size) if used == size else f"{used} of {size}"
 
 
 class Drawing(NamedTuple):
@@ -147,6 +165,11 @@ class Section(NamedTuple):
     title: str
     sentence: str
     body: str
+
+
+def escape(text: str) -> str:
+    """Return text as it is read, whatever it holds: no markup, no control characters."""
+    return html.escape(plain(text))
 
 
 def page(title: str, result: str, facts: dict[str, str], sections: Sequence[Section]) -> str:
@@ -180,7 +203,7 @@ def table(rows: Sequence[Row], own: Row) -> str:
     for row, shown in zip(rows, texts, strict=True):
         cells = "".join(map(_cell, row.metrics, shown, best))
         mark = ' class="own"' if row == own else ""
-        lines.append(f"<tr{mark}><td>{_name(row)}</td><td>{row.size}</td>{cells}</tr>\n")
+        lines.append(f"<tr{mark}><td>{_name(row)}</td><td>{row.members}</td>{cells}</tr>\n")
     head = ("Ensemble", "Size", *_METRICS)
     return (
         f"<table>\n<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>\n"
@@ -206,9 +229,9 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, own: int 
     """Return a table of texts, one row marked."""
     lines = []
     for i, row in enumerate(rows):
-        cells = "".join(f"<td>{escape(text).replace(' [', '<br><small>[')}</td>" for text in row)
+        cells = "".join(f"<td>{_INTERVAL.sub(_BELOW, escape(text))}</td>" for text in row)
         mark = ' class="own"' if i == own else ""
-        lines.append(f"<tr{mark}>{cells.replace(']</td>', ']</small></td>')}</tr>\n")
+        lines.append(f"<tr{mark}>{cells}</tr>\n")
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return (
         f'<table class="plain">\n<thead><tr>{names}</tr></thead>\n'

@@ -7,6 +7,7 @@ shared.bqt      what all networks of the run have in common
 search.npz      the candidates in their order, how alike they are, what was believed
 ensemble.json   the members and weights of the ensemble that was selected
 robustness.json what it does on corrupted images, if that was asked for
+SHA256SUMS      what all of these but the store may hold, so that damage shows
 lock            held by the process that is at work, so that no other is
 """
 
@@ -20,7 +21,7 @@ import jax
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NoOptions, families, find, is_named
-from bqnes_jax.files import locked, read_json, write_json, writing
+from bqnes_jax.files import as_json, check_bound, locked, read_json, write_bound, writing
 from bqnes_jax.identity import first_difference
 from bqnes_jax.parallel import is_first, wait_for_all
 from bqnes_jax.runs.config import RunConfig
@@ -51,6 +52,7 @@ def begin(directory: Path, config: RunConfig) -> Iterator[None]:
 
 def read_config(directory: Path) -> RunConfig:
     """Read the config of a run."""
+    check_bound(directory / CONFIG, "remove it and give the command of the run again.")
     content = read_json(directory / CONFIG, "config").get("config")
     if not isinstance(content, dict):
         raise BQNESError(f"{directory / CONFIG} has been altered: it holds no config.")
@@ -102,4 +104,4 @@ def keep_config(directory: Path, config: RunConfig) -> None:
 def _write_config(directory: Path, config: RunConfig, versions: dict[str, str]) -> None:
     with writing(f"run {directory}"):
         content = {"config": dataclasses.asdict(config), "versions": versions}
-        write_json(directory / CONFIG, content)
+        write_bound(directory / CONFIG, as_json(content))

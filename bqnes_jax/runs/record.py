@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bqnes_jax.candidates import History
 from bqnes_jax.data import Split
 from bqnes_jax.drivers import Recorded, Searched
-from bqnes_jax.files import damaged_means_refused, write_whole
+from bqnes_jax.files import check_bound, damaged_means_refused, write_bound
 from bqnes_jax.files.arrays import read_arrays
 from bqnes_jax.spaces import Space
 from bqnes_jax.types import Status
@@ -108,19 +108,17 @@ def make_record(
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a record whole or not at all."""
+    """Write a record whole or not at all, bound by its digest."""
     content = io.BytesIO()
     np.savez_compressed(content, **record._asdict())
-    write_whole(path, content.getvalue())
+    write_bound(path, content.getvalue())
 
 
 def read_record(path: Path, space: Space) -> Record:
     """Read a record of a search in a space; refuse one that is damaged."""
-    with damaged_means_refused(
-        path,
-        "is damaged",
-        remedy="remove it and give the command of the run again: what was trained is in its store.",
-    ):
+    remedy = "remove it and give the command of the run again: what was trained is in its store."
+    check_bound(path, remedy)
+    with damaged_means_refused(path, "is damaged", remedy=remedy):
         record = read_arrays(path, Record)
         _check(record, space)
     return record

@@ -25,7 +25,14 @@ from bqnes_jax.candidates import uses_surrogate
 from bqnes_jax.data import downsample
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily, families, is_named, with_seeds
-from bqnes_jax.files import damaged_means_refused, read_json, write_json, writing
+from bqnes_jax.files import (
+    as_json,
+    check_bound,
+    damaged_means_refused,
+    read_json,
+    write_bound,
+    writing,
+)
 from bqnes_jax.files.trees import Tree, read_tree
 from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
@@ -138,7 +145,7 @@ class Run:
         """
         size = self.config.ensemble_size if size is None else size
         algorithm = algorithms.find_trainable(self.config.algorithm)
-        check_whole("size", size, 1)
+        check_whole("size", size, 1, max(len(self.record.archs), self.config.ensemble_size))
         history = self.record.history
         if method is None:
             algorithms.check_seeds(self.config.algorithm, self.space, size)
@@ -186,6 +193,8 @@ class Run:
     def saved_ensemble(self) -> "Ensemble":
         """Return the ensemble that was saved last."""
         path = self.directory / ENSEMBLE
+        remedy = "select it again: bqnes reselect --save."
+        check_bound(path, remedy)
         content = read_json(path, "ensemble")
         names = ("method", "size", "members", "weights", "status", "temperature")
         method, size, members, weights, status, temperature = map(content.get, names)
@@ -205,9 +214,15 @@ class Run:
             and isinstance(temperature, int | float)
             and 0 < temperature < float("inf")
         ):
-            raise BQNESError(f"ensemble {path} has been altered; select it again: bqnes reselect.")
+            raise BQNESError(f"ensemble {path} has been altered; {remedy}")
         chosen = np.array(members), np.array(weights, float)
-        return Ensemble(self, method, size, *chosen, Status(status), temperature)
+        ensemble = Ensemble(self, method, size, *chosen, Status(status), temperature)
+        if content.get("architectures") != ensemble.texts:
+            raise BQNESError(
+                f"ensemble {path} names other architectures than the candidates with the numbers "
+                f"of its members; {remedy}"
+            )
+        return ensemble
 
     def test_log_probs(self, members: ArrayLike) -> Float[Array, "k m classes"]:
         """Return what candidates, by number, predict for the test points."""
@@ -249,6 +264,7 @@ class Run:
     def _shared(self) -> Tree:
         path = self.directory / SHARED
         remedy = "give the command of the run again."
+        check_bound(path, remedy)
         damaged = "is damaged or not there"
         with damaged_means_refused(path, damaged, remedy=remedy, absent=f"{damaged}; {remedy}"):
             return read_tree(path)
@@ -340,18 +356,16 @@ class Ensemble:
     def save(self) -> None:
         """Make it the ensemble of its run: the one that `saved_ensemble` returns."""
         with writing(f"run {self.run.directory}"):
-            write_json(
-                self.run.directory / ENSEMBLE,
-                {
-                    "method": self.method,
-                    "size": self.size,
-                    "members": self.members.tolist(),
-                    "weights": self.weights.tolist(),
-                    "architectures": self.texts,
-                    "status": int(self.status),
-                    "temperature": self.temperature,
-                },
-            )
+            content = {
+                "method": self.method,
+                "size": self.size,
+                "members": self.members.tolist(),
+                "weights": self.weights.tolist(),
+                "architectures": self.texts,
+                "status": int(self.status),
+                "temperature": self.temperature,
+            }
+            write_bound(self.run.directory / ENSEMBLE, as_json(content))
 
 
 def _check_family(directory: Path, family: NetworkFamily) -> None:

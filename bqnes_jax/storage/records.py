@@ -221,7 +221,7 @@ def _fill(array: np.ndarray, file: io.BufferedReader, sha256: str, part: Part) -
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a store."""
     try:
-        content = load_json(path)
+        content = load_json(path, follow=False)
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}).") from None
     except ValueError:

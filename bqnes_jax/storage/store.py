@@ -10,10 +10,8 @@ not at all, whoever writes and whenever they are killed. An entry that was cut s
 later is reported by `DamagedEntryWarning` and treated as missing.
 """
 
-import contextlib
 import dataclasses
 import os
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import TEMPORARY, write_whole, writing
+from bqnes_jax.files import open_file, sweep, write_whole, writing
 from bqnes_jax.files.trees import Tree
 from bqnes_jax.identity import digest
 from bqnes_jax.storage.records import (
@@ -104,7 +102,8 @@ class Store:
         if manifest is not None:
             check_same(directory, there, manifest)
         store = cls(directory, there)
-        store._remove_abandoned()
+        for folder in (directory, entries):  # where writers on other hosts may be at work
+            sweep(folder, age=_ABANDONED)
         return store
 
     def put(self, entries: Entry | Iterable[Entry]) -> None:
@@ -219,7 +218,7 @@ class Store:
 
     def _decode(self, path: Path, part: Part = "predictions") -> Entry | None:
         try:
-            with path.open("rb") as file:
+            with open_file(path, follow=False) as file:
                 entry = decode(file, self.manifest, part=part)
         except FileNotFoundError:
             return None
@@ -228,14 +227,6 @@ class Store:
         if self._path(entry.key) != path:
             raise DamagedError("is filed under the name of another entry")
         return entry
-
-    def _remove_abandoned(self) -> None:
-        """Remove what killed writers left; the young may belong to one that is at work."""
-        for folder in (self.directory, self.directory / "entries"):
-            for path in folder.glob("*" + TEMPORARY):
-                with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
-                    if time.time() - path.stat().st_mtime > _ABANDONED:
-                        path.unlink()
 
 
 def merge(target: Store, *sources: Store) -> int:

@@ -5,6 +5,7 @@ that all share. Both search once for each strategy and seed, whatever is then se
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from bqnes_jax.calibration import apply_temperature, calibrate_ensemble
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.files.text import plain
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.parallel import spread
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
@@ -449,9 +451,15 @@ def as_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         for seed, values in enumerate(zip(*(getattr(row, name) for name in names), strict=True)):
             lines.append(
-                f"{row.algorithm},{row.size},{seed}," + ",".join(f"{v:.6g}" for v in values)
+                f"{_csv(row.algorithm)},{row.size},{seed}," + ",".join(f"{v:.6g}" for v in values)
             )
     return "\n".join(lines) + "\n"
+
+
+def _csv(name: str) -> str:
+    """Return a name as a cell; after an apostrophe a spreadsheet takes it for no formula."""
+    name = "'" + plain(name) if name[:1] in tuple("=+-@\t\r\n") else plain(name)
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -460,7 +468,7 @@ def as_text(rows: Sequence[Row]) -> str:
     for row, cells in zip(rows, summarise(rows), strict=True):
         marks = ("*" if cell.best else " " for cell in cells)
         texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
-        lines.append([row.algorithm, str(row.size), *texts])
+        lines.append([_in_a_line(row.algorithm), str(row.size), *texts])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(
         name.ljust(widths[0])
@@ -476,7 +484,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", f"|---|{'--:|' * (len(columns) - 1)}"]
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
-        lines.append(f"| {row.algorithm} | {row.size} | " + " | ".join(texts) + " |")
+        name = re.sub(r"([\\`*_\[\]<>|~$])", r"\\\1", _in_a_line(row.algorithm))
+        lines.append(f"| {name} | {row.size} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -491,10 +500,22 @@ def as_latex(rows: Sequence[Row]) -> str:
     ]
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [_latex_number(written(cell, j), cell.best) for j, cell in enumerate(cells)]
-        name = row.algorithm.replace("_", r"\_")
+        name = "".join(_LATEX.get(letter, letter) for letter in _in_a_line(row.algorithm))
         lines.append(f"{name} & {row.size} & " + " & ".join(texts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
+
+
+# How LaTeX shows what it would obey.
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def _in_a_line(name: str) -> str:
+    return " ".join(plain(name).split())
 
 
 def _latex_number(text: str, best: bool) -> str:

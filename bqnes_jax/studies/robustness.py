@@ -8,6 +8,8 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
+import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,9 +30,10 @@ from bqnes_jax.data import (
 )
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import read_json, write_json, writing
+from bqnes_jax.files import as_json, check_bound, read_json, write_bound, writing
 from bqnes_jax.pooling import Pool
 from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
+from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies.comparison import measure_ensemble
 
 PAPER_SEVERITIES = (1, 3, 5)
@@ -270,10 +273,14 @@ def _setting(ensemble: Ensemble, single: Ensemble) -> dict:
 def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
     """Read what was measured before: of what, under what, and how good it is.
 
-    Damaged files count as nothing.
+    Damaged files count as nothing, with a warning.
     """
+    path = run.directory / _FILE
+    if not os.path.lexists(path):
+        return {}, [], {}
     try:
-        content = read_json(run.directory / _FILE, "study")
+        check_bound(path, "measure it again.")
+        content = read_json(path, "study")
         under = [(str(name), severity) for name, severity in content["under"]]
         corruptions, severities = (dict.fromkeys(column) for column in zip(*under[1:], strict=True))
         if under != conditions(tuple(corruptions), tuple(severities)):
@@ -282,6 +289,8 @@ def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
             raise TypeError
         return content["setting"], under, _measured(content["measured"])
     except (BQNESError, KeyError, TypeError, ValueError, AttributeError):
+        message = f"{path} is damaged and counts as not measured; bqnes robustness does it again."
+        warnings.warn(message, DamagedEntryWarning, stacklevel=2)
         return {}, [], {}
 
 
@@ -310,4 +319,4 @@ def _write(
     }
     content = {"setting": setting, "under": under, "measured": values}
     with writing(f"run {run.directory}"):
-        write_json(run.directory / _FILE, content)
+        write_bound(run.directory / _FILE, as_json(content))

@@ -204,12 +204,35 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
 
 @functools.partial(jax.jit, static_argnums=2)
 def fit_design(kernel: Kernel, design: Design, config: FitConfig) -> Posterior:
-    """Fit on a design set that has been checked."""
-    fitted = fit_hyperparameters(kernel, only_finite(design), config)
-    posterior = condition_design(fitted.kernel, design, fitted.hyperparameters)
+    """Fit on a design set that has been checked.
+
+    The squares of targets need not be numbers of their type: what is fitted is a power of two
+    times smaller, and scaled back. An amplitude beyond the type is at a bound.
+    """
+    scale = _power_of_two(only_finite(design).targets)
+    scaled = design._replace(targets=design.targets / scale)
+    fitted = fit_hyperparameters(kernel, only_finite(scaled), config)
+    amplitude, noise, mean = map(jnp.asarray, fitted.hyperparameters)
+    posterior = condition_design(fitted.kernel, scaled, fitted.hyperparameters)
+    lowest, highest = jnp.sqrt(jnp.finfo(scale.dtype).tiny), 1e-6 * jnp.finfo(scale.dtype).max
+    root = jnp.clip(scale, jnp.sqrt(lowest / amplitude), jnp.sqrt(highest / amplitude))
+    points = jnp.sum(posterior.design.mask)
     return dataclasses.replace(
-        posterior, status=posterior.status | flag(fitted.at_bound, Status.AT_BOUND)
+        posterior,
+        design=only_finite(design),
+        hyperparameters=Hyperparameters(amplitude * root**2, noise * root**2, mean * scale),
+        coefficients=posterior.coefficients * scale,
+        factor=posterior.factor * root,
+        log_marginal_likelihood=posterior.log_marginal_likelihood - points * jnp.log(scale),
+        status=posterior.status | flag(fitted.at_bound | (root < scale), Status.AT_BOUND),
     )
+
+
+def _power_of_two(targets: Float[Array, " n"]) -> Float[Array, ""]:
+    """Return the power of two next below the largest of the targets; 1 if all of them are 0."""
+    largest = jnp.max(jnp.abs(targets), initial=0)
+    _, exponent = jnp.frexp(largest)
+    return jnp.where(largest > 0, jnp.ldexp(jnp.ones_like(largest), exponent - 1), 1)
 
 
 def only_finite(design: Design) -> Design:

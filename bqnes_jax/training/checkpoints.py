@@ -1,6 +1,15 @@
 """States of a training on the disk: the last ones, each there whole or not at all."""
 
+import contextlib
+import errno
+import hashlib
 import json
+import logging
+import os
+import secrets
+import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -9,8 +18,10 @@ import numpy as np
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import read_json, write_json, writing
+from bqnes_jax.files.digests import is_noted, note
 
 _KEPT = 2  # one to go on from if the last is damaged
+_ROOM = 1 << 20  # bytes that a checkpoint takes beside its numbers
 
 
 @runtime_checkable
@@ -73,23 +84,87 @@ class Checkpoints:
         self._manager.close()
 
     def latest(self, start: State) -> State:
-        """Return the last state that was saved, of the same types as `start`; or `start`."""
-        step = self._manager.latest_step()
-        if step is None:
-            return start
+        """Return the last state that was saved and is whole, of the same types as `start`.
+
+        It is `start` where there is none. One that is damaged is put aside, and a warning says so.
+        """
         like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), start)
-        try:
-            saved = self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
-        except Exception as error:  # of a damaged file Orbax has errors of many kinds
-            raise BQNESError(
-                f"checkpoint {self._directory / str(step)} cannot be read "
-                f"({type(error).__name__}); remove it to go on from the one before."
-            ) from error
-        return jax.device_put(saved)
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step, before in zip(steps, [*steps, None][1:], strict=True):
+            try:
+                with _quiet():
+                    saved = self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
+                if is_noted(self._directory, str(step), _digest(saved)):
+                    return jax.device_put(saved)
+                reason = "its numbers are not those that were saved"
+            except Exception as error:  # of a damaged file Orbax has errors of many kinds
+                reason = type(error).__name__
+            otherwise = "begins anew" if before is None else f"goes on from step {before}"
+            warnings.warn(
+                f"checkpoint {self._directory / str(step)} is damaged ({reason}) and put aside; "
+                f"the training {otherwise}.",
+                stacklevel=2,
+            )
+            self._put_aside(step)
+        return start
 
     def save(self, state: Stepped) -> None:
         """Have the state on the disk when this returns."""
         state = jax.device_get(state)  # Orbax saves what one host has on its devices only alone
+        step = int(state.step)
         with writing(f"training {self._directory}"):
-            self._manager.save(int(state.step), args=self._ocp.args.StandardSave(state))
-            self._manager.wait_until_finished()
+            self._make_room(state)
+            note(self._directory, str(step), _digest(state))
+            try:
+                with _quiet():
+                    self._manager.save(step, args=self._ocp.args.StandardSave(state))
+                    self._manager.wait_until_finished()
+            except Exception as error:  # TensorStore has a ValueError for a full disk
+                raise _as_os_error(error) from error
+
+    def _make_room(self, state: Stepped) -> None:
+        """Raise what the system says where there is too little room, before Orbax meets it.
+
+        It would leave a part of its work behind, which complains later, in tracebacks.
+        """
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, 2 * size + _ROOM)
+
+    def _put_aside(self, step: int) -> None:
+        folder = self._directory / str(step)
+        with writing(f"training {self._directory}"):
+            os.replace(folder, folder.with_name(f"damaged-{step}-{secrets.token_hex(4)}"))
+        self._manager.reload()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax from printing tracebacks, one for each of its threads, of what it raises too."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _digest(state: object) -> str:
+    """Return the sha256 of a state: its form, and all its numbers."""
+    leaves, form = jax.tree.flatten(jax.device_get(state))
+    digest = hashlib.sha256(str(form).encode())
+    for leaf in map(np.asarray, leaves):
+        digest.update(f"{leaf.dtype.str}{leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """Return the error of the system that a text speaks of; otherwise one with the text."""
+    reason = " ".join(str(error).split())
+    for number in errno.errorcode:
+        if os.strerror(number) in reason:
+            return OSError(number, os.strerror(number))
+    return OSError(errno.EIO, f"{type(error).__name__}: {reason[:160]}")

@@ -26,7 +26,7 @@ from bqnes_jax.data.augment import AugmentConfig, augment
 from bqnes_jax.data.examples import Split, fingerprint
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.errors import check_shape, check_whole
-from bqnes_jax.files import writing
+from bqnes_jax.files import locked, writing
 from bqnes_jax.identity import PREDICTION, SPEED, field, identity
 from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
 from bqnes_jax.spaces.base import as_architectures
@@ -290,17 +290,18 @@ def train_supernet(
     directory = Path(directory).absolute()
     with writing(f"supernet {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    check_same(directory, _recipe(key, data, config))
     init, train = _make_programs(config)
-    data = jax.device_put(data)
-    state = init(jax.random.fold_in(key, 0), data)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        state = checkpoints.latest(state)
-        while int(state.step) < total and bool(state.healthy):
-            state, losses = train(jax.random.fold_in(key, 1), state, data, config.save_every)
-            checkpoints.save(state)
-            if progress is not None:
-                progress(int(state.step), float(jnp.nanmean(losses)))
+    with locked(directory / "lock", f"supernet {directory}", wait=True):  # runs may share it
+        check_same(directory, _recipe(key, data, config))
+        data = jax.device_put(data)
+        state = init(jax.random.fold_in(key, 0), data)
+        with Checkpoints(directory / "checkpoints") as checkpoints:
+            state = checkpoints.latest(state)
+            while int(state.step) < total and bool(state.healthy):
+                state, losses = train(jax.random.fold_in(key, 1), state, data, config.save_every)
+                checkpoints.save(state)
+                if progress is not None:
+                    progress(int(state.step), float(jnp.nanmean(losses)))
     return state
 
 

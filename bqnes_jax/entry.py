@@ -1,0 +1,34 @@
+"""Where the command `bqnes` starts: it can be stopped before anything heavy is imported.
+
+The imports take seconds, and nothing is at stake meanwhile: Ctrl-C ends the process at once.
+"""
+
+import os
+import signal
+import sys
+
+
+def main() -> int:
+    """Run the command; returns its code, 130 after Ctrl-C and 143 after SIGTERM."""
+    _end_at_once_on_signals()
+    from bqnes_jax.cli import main as run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run()
+    finally:
+        _end_at_once_on_signals()  # while the interpreter tidies up
+
+
+def _end_at_once_on_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    os._exit(128 + number)
+
+
+def _terminate(number: int, _: object) -> None:
+    sys.exit(128 + number)  # an exception, so that what is open is closed

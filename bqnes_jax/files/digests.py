@@ -1,0 +1,98 @@
+"""One file that says what the other files of a directory may hold: their sha256.
+
+A digest is noted before its file is written, so that a writer that is killed leaves no file without
+one; and lines are only ever added, so that two writers lose none. The form is that of `sha256sum`.
+"""
+
+import errno
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.files.atomic import write_whole
+from bqnes_jax.files.untrusted import open_file, read_small
+
+DIGESTS = "SHA256SUMS"
+_LIMIT = 1 << 32  # bytes; no file of a run is as large
+
+
+def write_bound(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, after noting its digest beside it."""
+    note(path.parent, path.name, hashlib.sha256(content).hexdigest())
+    write_whole(path, content)
+
+
+def check_bound(path: Path, remedy: str) -> None:
+    """Refuse a file that holds anything else than was ever written to it.
+
+    A directory of an older version has no digests, which is worth a warning.
+    """
+    try:
+        with open_file(path, follow=False) as file:
+            if os.fstat(file.fileno()).st_size > _LIMIT:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BQNESError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
+    if not is_noted(path.parent, path.name, found):
+        raise BQNESError(
+            f"{path} has been altered: it is not what {DIGESTS} says was written; {remedy}"
+        )
+
+
+def is_noted(directory: Path, name: str, digest: str) -> bool:
+    """Tell whether something has had this digest; without a file of them, warn and say yes."""
+    noted = _read(directory)
+    if noted is None:
+        warnings.warn(
+            f"{directory} has no {DIGESTS}, by which damage is found: it is of an older version, "
+            "or the file was removed.",
+            stacklevel=3,
+        )
+        return True
+    return digest in noted.get(name, ())
+
+
+def note(directory: Path, name: str, digest: str) -> None:
+    """Note a digest, for good when this returns."""
+    noted = _read(directory)
+    if noted is not None and digest in noted.get(name, ()):
+        return
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    handle = os.open(directory / DIGESTS, flags, 0o666)
+    try:
+        # Whoever was killed here may have left half a line.
+        line = f"\n{digest}  {name}\n" if _ends_within_a_line(handle) else f"{digest}  {name}\n"
+        if os.write(handle, line.encode()) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _ends_within_a_line(handle: int) -> bool:
+    size = os.fstat(handle).st_size
+    if not size:
+        return False
+    os.lseek(handle, size - 1, os.SEEK_SET)
+    return os.read(handle, 1) != b"\n"
+
+
+def _read(directory: Path) -> Mapping[str, set[str]] | None:
+    """Read all digests by name; None where there is no file. Broken lines count as nothing."""
+    try:
+        text = read_small(directory / DIGESTS, follow=False).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BQNESError(f"{directory / DIGESTS} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise BQNESError(f"{directory / DIGESTS} is no list of digests: {error}.") from None
+    noted: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        digest, _, name = line.partition("  ")
+        noted.setdefault(name, set()).add(digest)
+    return noted

@@ -1,0 +1,22 @@
+"""Text that comes from files, as text: nothing in it steers a terminal, a page or a program."""
+
+import unicodedata
+
+_KEPT = "\n\t"
+
+
+def plain(text: str) -> str:
+    """Return text whose control characters are written out, so that any terminal shows them.
+
+    So are halves of characters, which names that are not UTF-8 have, and what reverses text.
+
+    Example:
+        >>> plain("red \\x1b[31m, half \\udcff")
+        'red \\\\x1b[31m, half \\\\udcff'
+    """
+    return "".join(map(_shown, text)) if not text.isprintable() else text
+
+
+def _shown(character: str) -> str:
+    harmless = character in _KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+    return character if harmless else character.encode("unicode_escape").decode()

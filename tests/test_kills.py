@@ -1,0 +1,116 @@
+"""Commands that end at any of their writes: what is there is whole, and can be done again."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from bqnes_jax.cli import main
+from bqnes_jax.cli.compare import write_tables
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.storage import Entry, Store
+from bqnes_jax.studies.comparison import Row
+from tests.loaders import ARCH, MANIFEST, a_store, log_probs
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+
+class Killed(BaseException):
+    """What no part of a program expects."""
+
+
+def ended_at(monkeypatch, number, name="replace"):
+    """Let the process end, as far as it can tell, at one of its calls to the system."""
+    calls, call = [], getattr(os, name)
+
+    def end(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise Killed
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(os, name, end)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "report.html"}
+
+
+@pytest.fixture(scope="module")
+def combined(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("combined")
+    draw = np.random.default_rng(0)
+    said = draw.dirichlet(np.ones(3), (4, 40))
+    np.savez(folder / "models.npz", valid=said, valid_labels=draw.integers(0, 3, 40))
+    given = ["combine", str(folder / "models.npz"), "--size", "2", "--method", "caruana"]
+    assert main([*given, "--calibrate", "off", "--out", str(folder / "out")]) == 0
+    return [*given, "--calibrate", "off"], folder / "out"
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_combine_that_is_killed_is_done_again(number, name, combined, tmp_path, monkeypatch):
+    given, whole = combined
+    with monkeypatch.context() as patch:
+        ended_at(patch, number, name)
+        with pytest.raises(Killed):
+            main([*given, "--out", str(tmp_path / "out")])
+    there = content(tmp_path / "out") if (tmp_path / "out").is_dir() else {}
+    assert there.items() <= content(whole).items(), "what is there is whole"
+    assert main([*given, "--out", str(tmp_path / "out")]) == 0
+    assert content(tmp_path / "out") == content(whole)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_tables_of_a_comparison_are_whole_or_old(number, tmp_path, monkeypatch):
+    old, new = ([Row("Random", 3, *(np.array([value, value + 0.1]),) * 3)] for value in (0.5, 0.7))
+    write_tables(old, tmp_path / "old")
+    write_tables(new, tmp_path / "new")
+    shutil.copytree(tmp_path / "old", tmp_path / "out")
+    ended_at(monkeypatch, number)
+    with pytest.raises(Killed):
+        write_tables(new, tmp_path / "out")
+    before, after = content(tmp_path / "old"), content(tmp_path / "new")
+    for name, found in content(tmp_path / "out").items():
+        assert found in (before[name], after[name])
+    write_tables(new, tmp_path / "out")
+    assert content(tmp_path / "out") == after
+
+
+def test_a_store_that_vanishes_is_one_sentence(tmp_path):
+    store = a_store(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store")
+    said = log_probs(7, 3)
+    entry = Entry("a", 0, "ok", said[:4], said[4:])
+    for use in (
+        lambda: store.put(entry),
+        lambda: store.keys(),
+        lambda: store.predictions([ARCH], 0),
+        lambda: Store.open(tmp_path / "store"),
+    ):
+        with pytest.raises(BQNESError):
+            use()
+    assert store.get(ARCH, 0) is None and store.missing([ARCH], [0])
+    again = Store.open(tmp_path / "store", MANIFEST)
+    again.put(entry)
+    assert store.get("a", 0) is not None
+
+
+@pytest.mark.parametrize("number", [13, 30])  # no permission, and a disk that is read only
+def test_a_store_that_cannot_be_written_is_one_sentence(number, tmp_path, monkeypatch):
+    """To root no mode of a directory means anything: here the system refuses to open a file."""
+    store = a_store(tmp_path / "store")
+    whole = store.get(ARCH, 0)
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(BQNESError, match=r"cannot be written .* choose a directory that can"):
+            store.put(whole._replace(train_loss=1.0))
+    np.testing.assert_array_equal(store.get(ARCH, 0).valid_log_probs, whole.valid_log_probs)
+    assert not list((tmp_path / "store").rglob("*.tmp"))
+    read_only = Store.open(tmp_path / "store")
+    assert read_only.keys() == store.keys()
