@@ -107,7 +107,7 @@ class Combination:
         said = log_probabilities("new", new, inputs=self.inputs, notes=[])
         if (failed := np.isnan(said).any(axis=(1, 2))).any():
             raise BQNESError(f"new holds NaN for {', '.join(np.array(self.names)[failed])}.")
-        said = jnp.asarray(said)
+        said = apply_temperature(said, models.temperatures[self.members])
         weights = jnp.asarray(self.weights, said.dtype)
         pooled = ensemble_log_probabilities(weights, said, pool=self.pool)
         return np.exp(np.asarray(apply_temperature(pooled, self.temperature)))
@@ -146,6 +146,7 @@ class Combination:
             "names": list(self.names),
             "weights": self.weights.tolist(),
             "temperature": self.temperature,
+            "member_temperatures": self.study.models.temperatures[self.members].tolist(),
             "inputs": self.inputs,
         }
 
@@ -194,7 +195,8 @@ def combine(
         inputs: `"probabilities"`, `"logits"` or `"log_probabilities"`: what is given.
         costs: N, what each model costs to run, in any unit; for the report.
         calibrate: whether a temperature follows the pool: `"on"`, `"off"`, or `"auto"`, if it
-            lowers the loss of validation points that were left out when it was fitted.
+            lowers the loss of validation points that were left out when it was fitted; or
+            `"members"`, for a temperature of each model before any is selected.
         seed: of the draws for intervals.
 
     Example:

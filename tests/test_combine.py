@@ -5,6 +5,7 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax import kernels
+from bqnes_jax.calibration import apply_temperature, fit_temperature
 from bqnes_jax.cli import main
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.report.plots import pareto_front
@@ -276,3 +277,20 @@ def test_the_front_has_nothing_that_another_beats():
         )
         place = any(costs[i] == costs[j] and losses[i] == losses[j] for j in front)
         assert place == (not beaten.any())
+
+
+def test_each_model_may_have_a_temperature_of_its_own():
+    """What is too sure counts as if it were not; predictions are those of tempered models."""
+    sure = np.stack([VALID[0], VALID[0] ** 4 / (VALID[0] ** 4).sum(axis=-1, keepdims=True)])
+    found = bqnes_jax.combine(sure, LABELS, size=2, method="beam", calibrate="members")
+    own = found.study.models.temperatures
+    np.testing.assert_allclose(own[1] / own[0], 4, rtol=1e-2)
+    np.testing.assert_allclose(
+        found.study.models.valid[0], found.study.models.valid[1], rtol=1e-2, atol=1e-3
+    )
+    assert found.temperature == 1 and "member_temperatures" in found.as_dict()
+    alone = fit_temperature(np.log(sure[0]), LABELS)
+    expected = np.exp(apply_temperature(np.log(sure[0, :3]), alone))
+    np.testing.assert_allclose(found.predict(sure[:, :3]), expected, rtol=1e-2)
+    with pytest.raises(BQNESError, match="calibrate is 'members', which needs"):
+        bqnes_jax.combine(sure[:, :, 0], size=1, method="top", calibrate="members")

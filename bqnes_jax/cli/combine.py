@@ -27,6 +27,7 @@ class CombineCommand:
         method: of selection, such as logpool, corrective, beam, stack or caruana.
         inputs: what the arrays hold.
         calibrate: whether a temperature follows; auto if it lowers the loss of left-out points.
+            With members each model has one of its own, before any is selected.
         costs: what each model costs to run, for the report.
         out: directory for report.html and ensemble.json; by default combination-NAME.
     """
@@ -35,7 +36,7 @@ class CombineCommand:
     size: int = 3
     method: str = "logpool"
     inputs: Literal["probabilities", "logits", "log_probabilities"] = "probabilities"
-    calibrate: Literal["auto", "on", "off"] = "auto"
+    calibrate: Literal["auto", "on", "off", "members"] = "auto"
     costs: tuple[float, ...] | None = None
     out: Path | None = None
 

@@ -14,6 +14,7 @@ from bqnes_jax.calibration import (
     Calibration,
     apply_temperature,
     calibrate,
+    fit_temperature,
     left_out_predictions,
 )
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
@@ -31,6 +32,7 @@ from bqnes_jax.selection import Selection, methods, needs_classes, select
 from bqnes_jax.studies.models import Models
 from bqnes_jax.types import Status
 
+MEMBERS = "members"  # a temperature for each model, and none after pooling
 BASELINES = ("beam", "caruana", "stack")
 _NOISE = 0.01
 _DRAWS = 300
@@ -111,18 +113,42 @@ def study_models(models: Models, size: int, *, method: str, when: str = "auto") 
     """Select and calibrate an ensemble."""
     check_whole("size", size, 1)
     check_choice("method", method, methods())
-    check_choice("calibrate", when, WHEN)
+    check_choice("calibrate", when, (*WHEN, MEMBERS))
     if needs_classes(method) and not models.all_classes:
         raise BQNESError(
             f"method is {method!r}, which needs the probabilities of all classes, and valid has "
             "those of the true class only; pass (models, points, classes), or take 'corrective'."
         )
+    if when == MEMBERS:
+        models, when = _temper_each(models), "off"
     found = select_models(models, method, size)
     calibration, temperature = None, 1.0
     if when != "off" and models.all_classes and len(models.valid_labels) > 1:
         calibration = calibrate(_left_out(models, method, size), models.valid_labels)
         temperature = float(calibration.use(when))
     return Study(models, _chosen(method, found, temperature), calibration, int(size))
+
+
+def _temper_each(models: Models) -> Models:
+    """Give each model the temperature that fits it best, before any is selected."""
+    if not models.all_classes:
+        raise BQNESError(
+            f"calibrate is {MEMBERS!r}, which needs the probabilities of all classes, and valid "
+            "has those of the true class only; pass (models, points, classes)."
+        )
+    fit = jax.jit(fit_temperature)
+    fitted = [
+        float(fit(said, models.valid_labels)) if usable else 1.0
+        for said, usable in zip(models.valid, models.usable, strict=True)
+    ]
+    temperatures = np.array(fitted)
+
+    def tempered(said: np.ndarray | None) -> np.ndarray | None:
+        return None if said is None else np.asarray(apply_temperature(said, temperatures))
+
+    valid = tempered(models.valid)
+    assert valid is not None
+    return models._replace(valid=valid, test=tempered(models.test), temperatures=temperatures)
 
 
 def measure_study(study: Study, *, seed: int = 0) -> Table:

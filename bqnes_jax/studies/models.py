@@ -26,6 +26,7 @@ class Models(NamedTuple):
         test_labels: the true classes of the test points, or None.
         all_classes: whether the probabilities of all classes are known.
         notes: what had to be changed.
+        temperatures: at which what each model says was put into logarithms; 1 as it was given.
     """
 
     names: tuple[str, ...]
@@ -36,6 +37,7 @@ class Models(NamedTuple):
     test_labels: Int[np.ndarray, " m"] | None
     all_classes: bool
     notes: tuple[str, ...]
+    temperatures: Float[np.ndarray, " N"]
 
 
 def check_models(
@@ -76,7 +78,8 @@ def check_models(
     if not usable.all():
         failed = ", ".join(np.array(names)[~usable])
         notes.append(f"Left out, because they say NaN or infinity somewhere: {failed}.")
-    return Models(names, usable, said, labels, told, answers, all_classes, tuple(notes))
+    as_given = np.ones(len(said))
+    return Models(names, usable, said, labels, told, answers, all_classes, tuple(notes), as_given)
 
 
 def _part(
