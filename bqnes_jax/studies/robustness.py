@@ -173,7 +173,7 @@ def of_run(
     members = np.union1d(ensemble.members, single.members)
     weights = np.stack([_spread(one, members) for one in (ensemble, single)])
     pools = ensemble.pool, single.pool
-    setting = _setting(ensemble, single) | {"images": str(path or OWN)}
+    setting = _setting(ensemble) | {"images": str(path or OWN)}
     of_setting, _, known = _read(run)
     measured = known if of_setting == setting else {}
     own = None if data is None else corrupted(jax.random.key(run.config.seed), _images(data))
@@ -209,7 +209,7 @@ def read_study(run: Run) -> tuple[Robustness, str] | None:
     Nothing is also what was not measured to its end, or damaged.
     """
     setting, under, measured = _read(run)
-    ensemble = _setting(run.saved_ensemble(), run.ensemble(1, "top"))
+    ensemble = _setting(run.saved_ensemble())
     if {name: setting.get(name) for name in ensemble} != ensemble:
         return None
     if not all(condition in measured for condition in under):
@@ -258,14 +258,16 @@ def _spread(ensemble: Ensemble, members: Int[np.ndarray, " k"]) -> Float[np.ndar
     return weights
 
 
-def _setting(ensemble: Ensemble, single: Ensemble) -> dict:
+def _setting(ensemble: Ensemble) -> dict:
     """Describe what measurements are of; another version may corrupt images otherwise."""
+    run = ensemble.run
+    likely = np.where(run.record.log_likelihoods < np.inf, run.record.log_likelihoods, -np.inf)
     return {
         "members": ensemble.members.tolist(),
         "weights": ensemble.weights.round(6).tolist(),
         "pool": ensemble.pool.value,
         "temperature": ensemble.temperature,
-        "single": [*single.members.tolist(), single.temperature],
+        "single": [int(likely.argmax()), run.config.calibrate],
         "version": importlib.metadata.version("bqnes-jax"),
     }
 
