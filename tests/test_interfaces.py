@@ -23,6 +23,7 @@ ALLOWED = {
     "bqnes_jax.models.mobilenet.MobileNet: name",
     "bqnes_jax.runs.run.Ensemble: status",
     "bqnes_jax.runs.run.Run: _scratch",
+    "bqnes_jax.runs.run.Ensemble: temperature",
 }
 
 
