@@ -60,7 +60,13 @@ def test_evidence_and_acquisition_are_those_of_the_definition(tolerance):
     archs = ARCHS[jnp.array([0, 7, 13, 20, 26, 33])]
     strategy = make("us", GRID, kernel=Polynomial(), config=CONFIG, prior=tilted)
     info = told(strategy, archs)
-    model = wsabi.fit(Polynomial(), archs, likelihoods(archs), temperature=CONFIG.temperature)
+    model = wsabi.fit(
+        Polynomial(),
+        archs,
+        likelihoods(archs),
+        temperature=CONFIG.temperature,
+        fit_config=CONFIG.fit,
+    )
     exact = exact_evidence(model, GRID, log_prior=tilted(ARCHS))
     close = {"rtol": tolerance(1e-2, 1e-8), "atol": tolerance(1e-2, 1e-8)}
     for ours, theirs in zip(info.evidence[:3], exact[:3], strict=True):

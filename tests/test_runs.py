@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 import bqnes_jax
 from bqnes_jax.cli import main
@@ -115,8 +116,9 @@ def test_a_log_pool_is_selected_saved_and_predicts_in_log_space(copied):
     np.testing.assert_allclose(predicted, np.exp(saved.test_log_probs), atol=5e-3)
     members = run.predictor(saved.members)(run.as_inputs(test.inputs))
     scores = np.einsum("m,mnc->nc", saved.weights, np.maximum(members, -12))
-    by_hand = np.exp(scores - scores.max(axis=1, keepdims=True))
-    np.testing.assert_allclose(predicted, by_hand / by_hand.sum(1, keepdims=True), atol=1e-5)
+    pooled = np.maximum(log_softmax(scores, axis=1), -12)
+    by_hand = np.exp(log_softmax(pooled / saved.temperature, axis=1))
+    np.testing.assert_allclose(predicted, by_hand, atol=1e-5)
     study = robustness.of_run(run, ("contrast",), severities=(5,))
     expected = measure(np.log(predicted), test.labels).log_likelihood
     np.testing.assert_allclose(study.clean[0, 2], expected, rtol=1e-3)
