@@ -173,6 +173,7 @@ def _check_packed(packed: _Packed) -> None:
         and all(np.all(each <= _FINE) for each in (packed.valid, packed.test))
         and all(np.all(each <= _COARSE) for each in (packed.valid_others, packed.test_others))
         and packed.train_points > 0
+        and np.all(np.isnan(packed.train) | ((packed.train <= 0) & (packed.train > -1e30)))
     )
     if not sound:
         raise ValueError("its numbers are out of range")
