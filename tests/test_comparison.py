@@ -14,8 +14,9 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.pooling import ensemble_log_probabilities
-from bqnes_jax.studies import comparison
-from bqnes_jax.studies.comparison import Row, compare_live, compare_on_table, summarise
+from bqnes_jax.studies import formats
+from bqnes_jax.studies.comparison import Row, compare_live, compare_on_table
+from bqnes_jax.studies.formats import summarise
 from bqnes_jax.types import Status
 
 CONFIG = SearchConfig(initial=5, budget=12, batch=3, population=6)
@@ -77,7 +78,7 @@ def test_calibrated_metrics_stand_beside_the_others():
     plain = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG)
     rows = compare_on_table(digits, names, (2,), SEEDS, config=CONFIG, calibrated=True)
     for before, after in zip(plain, rows, strict=True):
-        assert before.calibrated_ece is None and comparison.metrics_of([after, before])[3:] == []
+        assert before.calibrated_ece is None and formats.metrics_of([after, before])[3:] == []
         np.testing.assert_allclose(before.log_likelihood, after.log_likelihood, rtol=1e-5)
     evaluate = tables.evaluator(table, space)
     for seed in range(SEEDS):
@@ -92,7 +93,7 @@ def test_calibrated_metrics_stand_beside_the_others():
         expected = log_likelihood(pooled, labels, log=True)
         np.testing.assert_allclose(rows[1].calibrated_log_likelihood[seed], expected, rtol=1e-4)
     check_live(space, evaluate, table, labels, names[1:], rows[1:], calibrated=True)
-    text = comparison.as_text(rows)
+    text = formats.as_text(rows)
     assert "calibrated ECE" in text and len(text.splitlines()) == 3
     without = digits._replace(table=table._replace(classes=None))
     (row,) = compare_on_table(without, names[:1], (2,), 1, config=CONFIG, calibrated=True)
@@ -173,11 +174,11 @@ def test_best_and_as_good_as_best():
     assert all(cell.best for cell in alone)
     np.testing.assert_allclose([alone[2].mean, alone[2].error], [-1.5, 0.5])
     one_seed = Row("A", 3, *np.array([[0.5], [0.1], [-1.0]]))
-    assert comparison.written(summarise([one_seed])[0][0], 0) == "50.00"
+    assert formats.written(summarise([one_seed])[0][0], 0) == "50.00"
 
 
 def test_how_it_is_written():
-    read = list(csv.DictReader(io.StringIO(comparison.as_csv(ROWS))))
+    read = list(csv.DictReader(io.StringIO(formats.as_csv(ROWS))))
     assert len(read) == 10 and read[2] == {
         "algorithm": "A_1",
         "members": "3",
@@ -186,12 +187,12 @@ def test_how_it_is_written():
         "ece": "0.1",
         "log_likelihood": "-1",
     }
-    text = comparison.as_text(ROWS).splitlines()
+    text = formats.as_text(ROWS).splitlines()
     assert len(text) == 6
     assert " ".join(text[2].split()) == "A_1 3 50.00 ± 0.00 * 0.1000 ± 0.0000 -2.0 ± 1.0 *"
-    markdown = comparison.as_markdown(ROWS).splitlines()
+    markdown = formats.as_markdown(ROWS).splitlines()
     assert len(markdown) == 7 and len({line.count("|") for line in markdown}) == 1
     assert r"| A\_1 | 3 | **50.00 ± 0.00** | 0.1000 ± 0.0000 | **-2.0 ± 1.0** |" in markdown
-    latex = comparison.as_latex(ROWS)
+    latex = formats.as_latex(ROWS)
     assert r"A\_1 & 3 & $\mathbf{50.00 \pm 0.00}$ & $0.1000 \pm 0.0000$" in latex
     assert latex.count(r"\\") == 6 and latex.count("{") == latex.count("}")

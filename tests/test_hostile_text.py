@@ -18,7 +18,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.files.arrays import open_npz, read_npy
 from bqnes_jax.files.text import plain
 from bqnes_jax.runs import configure
-from bqnes_jax.studies import comparison
+from bqnes_jax.studies import formats
 from bqnes_jax.studies.comparison import Row
 from tests.alterations import npy, zipped
 
@@ -81,17 +81,17 @@ FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", 'a,"b"', "x\n=1", "\t=1
 def test_exported_tables_hold_names_as_text(name):
     numbers = np.array([0.5, 0.6])
     rows = [Row(one, 3, numbers, numbers, numbers) for one in (name, "BQ-S")]
-    cells = list(csv.reader(io.StringIO(comparison.as_csv(rows))))
+    cells = list(csv.reader(io.StringIO(formats.as_csv(rows))))
     assert len(cells) == 5 and {len(line) for line in cells} == {6}
     assert not cells[1][0].startswith(tuple("=+-@\t\r\n"))
     assert cells[1][0].removeprefix("'") == plain(name)
-    latex = comparison.as_latex(rows).splitlines()
+    latex = formats.as_latex(rows).splitlines()
     assert len(latex) == 8 and latex[4].count("&") - latex[4].count(r"\&") == 4
-    assert r"\input" not in comparison.as_latex(rows)
+    assert r"\input" not in formats.as_latex(rows)
     assert latex[4].replace(r"\$", "").count("$") == 6
-    markdown = comparison.as_markdown(rows).splitlines()
+    markdown = formats.as_markdown(rows).splitlines()
     assert len(markdown) == 4 and markdown[2].replace(r"\|", "").count("|") == 6
-    assert len(comparison.as_text(rows).splitlines()) == 3
+    assert len(formats.as_text(rows).splitlines()) == 3
     assert "\x1b" not in "".join(map(str, (cells, latex, markdown)))
 
 

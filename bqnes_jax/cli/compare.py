@@ -39,7 +39,7 @@ from bqnes_jax.runs import (
 from bqnes_jax.runs.workbench import keys_of
 from bqnes_jax.spaces import NATS, count_seeds
 from bqnes_jax.spaces.base import as_listed
-from bqnes_jax.studies import comparison
+from bqnes_jax.studies import comparison, formats
 from bqnes_jax.types import explain_each
 
 _ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S", "BQ-L")
@@ -285,25 +285,25 @@ def write_tables(rows: list[comparison.Row], folder: Path) -> None:
     with writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, write in (
-            ("txt", comparison.as_text),
-            ("csv", comparison.as_csv),
-            ("md", comparison.as_markdown),
-            ("tex", comparison.as_latex),
+            ("txt", formats.as_text),
+            ("csv", formats.as_csv),
+            ("md", formats.as_markdown),
+            ("tex", formats.as_latex),
         ):
             write_whole(folder / f"comparison.{ending}", write(rows).encode())
 
 
 def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     in_bold = console().is_terminal
-    summarised = comparison.summarise(rows)
+    summarised = formats.summarise(rows)
 
-    def shown(cell: comparison.Cell, column: int) -> str:
-        text = comparison.written(cell, column)
+    def shown(cell: formats.Cell, column: int) -> str:
+        text = formats.written(cell, column)
         return text if in_bold else f"{text} {'*' if cell.best else ' '}"
 
     best = "in bold" if in_bold else "with *"
     show_table(
-        ["", "M", *comparison.headers(rows)],
+        ["", "M", *formats.headers(rows)],
         [
             [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, summarised, strict=True)

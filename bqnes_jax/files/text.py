@@ -1,6 +1,7 @@
-"""Text that comes from files, as text: nothing in it steers a terminal, a page or a program."""
+"""Text as text: nothing in what comes from files steers a terminal, a page or a program."""
 
 import unicodedata
+from collections.abc import Sequence
 
 _KEPT = "\n\t"
 
@@ -20,3 +21,14 @@ def plain(text: str) -> str:
 def _shown(character: str) -> str:
     harmless = character in _KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
     return character if harmless else character.encode("unicode_escape").decode()
+
+
+def align(lines: Sequence[Sequence[str]]) -> str:
+    """Write cells in columns: the first begins at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        name.ljust(widths[0])
+        + "".join(f"  {text.rjust(w)}" for text, w in zip(rest, widths[1:], strict=True)).rstrip()
+        + "\n"
+        for name, *rest in lines
+    )

@@ -18,6 +18,7 @@ from bqnes_jax.calibration import (
     left_out_predictions,
 )
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.files.text import align
 from bqnes_jax.kernels import prediction_gram
 from bqnes_jax.metrics import (
     Interval,
@@ -286,14 +287,7 @@ def written(rows: Sequence[Row]) -> list[list[str]]:
 
 def as_text(rows: Sequence[Row]) -> str:
     """Write the table as columns of text."""
-    lines = [list(HEADERS), *written(rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(
-        name.ljust(widths[0])
-        + "".join(f"  {text.rjust(w)}" for text, w in zip(rest, widths[1:], strict=True))
-        + "\n"
-        for name, *rest in lines
-    )
+    return align([HEADERS, *written(rows)])
 
 
 def _cell(value: Interval, column: int) -> str:
