@@ -8,9 +8,10 @@ the same results, whole.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,7 +58,13 @@ def mesh_for(asked: int | None, mesh: Mesh | None = None) -> Mesh:
     return make_mesh(list(mesh.devices[:asked]))
 
 
-def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> Callable[..., Tree]:
+def spread(
+    function: Callable,
+    mesh: Mesh | None = None,
+    *,
+    split: int = 1,
+    cpu_options: Mapping[str, int] | None = None,
+) -> Callable[..., Tree]:
     """Compile a function so that each device of a mesh does its share of the leading axis.
 
     Args:
@@ -65,6 +72,7 @@ def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> C
             and of all its results, are divided; further arguments each device has whole.
         mesh: of devices; by default all.
         split: how many arguments are divided.
+        cpu_options: of XLA's compiler, where the devices are CPUs.
 
     Returns:
         A function of the same arguments, on the host, with results in NumPy. Shares are made equal
@@ -81,7 +89,9 @@ def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> C
     def specs(count: int) -> tuple[PartitionSpec, ...]:
         return (PartitionSpec(_AXIS),) * split + (PartitionSpec(),) * (count - split)
 
-    @jax.jit
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+
+    @functools.partial(jax.jit, compiler_options=dict(cpu_options or {}) if on_cpu else None)
     def program(*arguments: Tree) -> Tree:
         mapped = jax.shard_map(
             function,
