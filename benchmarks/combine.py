@@ -23,11 +23,11 @@ import tyro
 from matplotlib.figure import Figure
 from shared import RESULTS, console, one_sentence, write
 
-from bqnes_jax.calibration import apply_temperature, calibrate, left_out_predictions
+from bqnes_jax.calibration import calibrate, left_out_predictions
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files.arrays import open_npz
 from bqnes_jax.metrics import accuracy, ece, mean_log_likelihood
-from bqnes_jax.pooling import ensemble_log_probabilities
+from bqnes_jax.pooling import apply_temperature, ensemble_log_probabilities
 from bqnes_jax.selection import methods, select
 from bqnes_jax.studies.combine import likeness
 

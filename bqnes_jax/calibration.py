@@ -25,12 +25,11 @@ from bqnes_jax.errors import (
     as_float,
     check_choice,
     check_labels,
-    check_positive,
     check_shape,
     check_whole,
     concrete,
 )
-from bqnes_jax.pooling import LOG_FLOOR, Pool, ensemble_log_probabilities
+from bqnes_jax.pooling import LOG_FLOOR, Pool, apply_temperature, ensemble_log_probabilities
 from bqnes_jax.selection import Selection, needs_classes, select
 from bqnes_jax.selection.loglinear import Problem, best_pool
 
@@ -59,28 +58,6 @@ class Calibration(NamedTuple):
         return {"auto": self.temperature, "on": self.fitted, "off": jnp.ones_like(self.fitted)}[
             when
         ]
-
-
-def apply_temperature(log_probs: ArrayLike, temperature: ArrayLike) -> Float[Array, "*batch C"]:
-    """Return log-probabilities at a temperature; what is below −12 counts as −12, unless T is 1.
-
-    Args:
-        log_probs: of all classes, on the last axis.
-        temperature: a positive number, or one for each of the leading axes.
-
-    Example:
-        >>> even = apply_temperature(jnp.log(jnp.array([0.9, 0.1])), 2.0)
-        >>> [round(p, 3) for p in jnp.exp(even).tolist()]
-        [0.75, 0.25]
-    """
-    check_positive("temperature", temperature)
-    log_probs = as_float(log_probs)
-    temperature = jnp.asarray(temperature, log_probs.dtype)
-    temperature = temperature.reshape(
-        temperature.shape + (1,) * (log_probs.ndim - temperature.ndim)
-    )
-    tempered = jax.nn.log_softmax(jnp.maximum(log_probs, LOG_FLOOR) / temperature, axis=-1)
-    return jnp.where(temperature == 1, log_probs, tempered)
 
 
 def fit_temperature(log_probs: ArrayLike, labels: ArrayLike) -> Float[Array, ""]:

@@ -11,9 +11,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from bqnes_jax.calibration import apply_temperature
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.pooling import Pool, ensemble_log_probabilities
+from bqnes_jax.pooling import Pool, apply_temperature, ensemble_log_probabilities
 from bqnes_jax.studies.combine import (
     Measured,
     Study,
@@ -109,8 +108,10 @@ class Combination:
             raise BQNESError(f"new holds NaN for {', '.join(np.array(self.names)[failed])}.")
         said = apply_temperature(said, models.temperatures[self.members])
         weights = jnp.asarray(self.weights, said.dtype)
-        pooled = ensemble_log_probabilities(weights, said, pool=self.pool)
-        return np.exp(np.asarray(apply_temperature(pooled, self.temperature)))
+        pooled = ensemble_log_probabilities(
+            weights, said, pool=self.pool, temperature=self.temperature
+        )
+        return np.exp(np.asarray(pooled))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write a page about the ensemble; returns its path."""

@@ -7,6 +7,8 @@ Two pools of members p_m with weights w ≥ 0:
   larger Σw, the surer the pool. A p_m below e^−12 (6e−6) counts as e^−12, so that no member alone
   can rule a class out, and a probability of 0 is defined.
 
+A temperature T after pooling makes p(c|x)^(1/T) of it, normalised: below 1 it is surer.
+
 A member of weight exactly 0 has no influence, whatever it holds: NaN of a failed training, or a
 probability of 0. What an eager call refuses about the weights, a compiled one answers with NaN.
 """
@@ -26,6 +28,7 @@ from bqnes_jax.errors import (
     as_float,
     check_choice,
     check_distribution,
+    check_positive,
     check_shape,
     concrete,
     is_distribution,
@@ -69,7 +72,11 @@ def ensemble_probabilities(
 
 
 def ensemble_log_probabilities(
-    weights: ArrayLike, member_log_probabilities: ArrayLike, *, pool: str = Pool.MIXTURE
+    weights: ArrayLike,
+    member_log_probabilities: ArrayLike,
+    *,
+    pool: str = Pool.MIXTURE,
+    temperature: ArrayLike | None = None,
 ) -> jax.Array:
     """Log-probabilities of a weighted ensemble, from those of its members, without underflow.
 
@@ -80,6 +87,7 @@ def ensemble_log_probabilities(
         weights: non-negative, of shape (M,); summing to 1 for a mixture.
         member_log_probabilities: of shape (M, n, C); only members of positive weight are checked.
         pool: `"mixture"` or `"log"`: where the average is taken.
+        temperature: of the pooled prediction, as in `apply_temperature`; None leaves it as it is.
 
     Returns:
         Log-probabilities of shape (n, C), in the wider of the two floating types given.
@@ -98,7 +106,30 @@ def ensemble_log_probabilities(
         check_distribution(
             "exp(member_log_probabilities)", exponentials, where=_rows_in_use(weights)
         )
-    return _log_probabilities(weights, members, pool)
+    pooled = _log_probabilities(weights, members, pool)
+    return pooled if temperature is None else apply_temperature(pooled, temperature)
+
+
+def apply_temperature(log_probs: ArrayLike, temperature: ArrayLike) -> Float[Array, "*batch C"]:
+    """Return log-probabilities at a temperature; what is below −12 counts as −12, unless T is 1.
+
+    Args:
+        log_probs: of all classes, on the last axis.
+        temperature: a positive number, or one for each of the leading axes.
+
+    Example:
+        >>> even = apply_temperature(jnp.log(jnp.array([0.9, 0.1])), 2.0)
+        >>> [round(p, 3) for p in jnp.exp(even).tolist()]
+        [0.75, 0.25]
+    """
+    check_positive("temperature", temperature)
+    log_probs = as_float(log_probs)
+    temperature = jnp.asarray(temperature, log_probs.dtype)
+    temperature = temperature.reshape(
+        temperature.shape + (1,) * (log_probs.ndim - temperature.ndim)
+    )
+    tempered = jax.nn.log_softmax(jnp.maximum(log_probs, LOG_FLOOR) / temperature, axis=-1)
+    return jnp.where(temperature == 1, log_probs, tempered)
 
 
 @partial(jax.jit, static_argnames="pool")

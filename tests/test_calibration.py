@@ -8,7 +8,6 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from bqnes_jax.calibration import (
-    apply_temperature,
     calibrate,
     calibrate_ensemble,
     calibrated_log_likelihood,
@@ -17,7 +16,7 @@ from bqnes_jax.calibration import (
     select_calibrated,
 )
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.pooling import ensemble_log_probabilities
+from bqnes_jax.pooling import apply_temperature, ensemble_log_probabilities
 from bqnes_jax.selection import select
 
 POINTS, CLASSES = 60, 3

@@ -5,9 +5,10 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax import kernels
-from bqnes_jax.calibration import apply_temperature, fit_temperature
+from bqnes_jax.calibration import fit_temperature
 from bqnes_jax.cli import main
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.pooling import apply_temperature
 from bqnes_jax.report.plots import pareto_front
 from bqnes_jax.studies.models import check_models
 from bqnes_jax.studies.predictions import read_predictions

@@ -61,6 +61,17 @@ def test_against_scipy(pool, spread, tolerance, precision):
         close(ensemble_probabilities(weights, probabilities, pool="log"), geometric)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_temperature_after_pooling_against_scipy(pool, tolerance):
+    weights, logs = draw(0, 20.0)
+    result = ensemble_log_probabilities(weights, logs, pool=pool, temperature=0.7)
+    floored = np.maximum(pooled(weights, logs, pool), LOG_FLOOR)
+    expected = log_softmax(floored / 0.7, axis=-1)
+    np.testing.assert_allclose(
+        result, expected, rtol=tolerance(2e-5, 1e-13), atol=tolerance(2e-6, 1e-14)
+    )
+
+
 def test_log_mixture_does_not_underflow(precision):
     # exp(-500) is 0 in float32; the mixture's logarithm is not.
     logs = single_or_double([[[0.0, -500.0]], [[0.0, -520.0]]])

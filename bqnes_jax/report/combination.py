@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from bqnes_jax.calibration import apply_temperature
 from bqnes_jax.files import write_whole, writing
 from bqnes_jax.metrics import (
     accuracy,
@@ -21,6 +20,7 @@ from bqnes_jax.metrics import (
     per_member,
     reliability_curve,
 )
+from bqnes_jax.pooling import apply_temperature
 from bqnes_jax.report import html, plots
 from bqnes_jax.report.html import Drawing, Section
 from bqnes_jax.studies.combine import HEADERS, Study, Table, loss_by_size, points_of, written

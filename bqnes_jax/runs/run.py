@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms
-from bqnes_jax.calibration import WHEN, apply_temperature, select_calibrated
+from bqnes_jax.calibration import WHEN, select_calibrated
 from bqnes_jax.candidates import uses_surrogate
 from bqnes_jax.data import downsample
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
@@ -322,8 +322,9 @@ class Ensemble:
         return dataclasses.replace(self, temperature=1.0)
 
     def _pooled(self, log_probs: ArrayLike) -> Float[Array, "n classes"]:
-        pooled = ensemble_log_probabilities(self.weights, log_probs, pool=self.pool)
-        return apply_temperature(pooled, self.temperature)
+        return ensemble_log_probabilities(
+            self.weights, log_probs, pool=self.pool, temperature=self.temperature
+        )
 
     def predict(self, inputs: ArrayLike) -> Float[Array, "n classes"]:
         """Return class probabilities of inputs as they come: of images not normalised, 0 to 255.

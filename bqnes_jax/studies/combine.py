@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int
 from bqnes_jax.calibration import (
     WHEN,
     Calibration,
-    apply_temperature,
     calibrate,
     fit_temperature,
     left_out_predictions,
@@ -28,7 +27,7 @@ from bqnes_jax.metrics import (
     ece,
     mean_log_likelihood,
 )
-from bqnes_jax.pooling import Pool, ensemble_log_probabilities
+from bqnes_jax.pooling import Pool, apply_temperature, ensemble_log_probabilities
 from bqnes_jax.selection import Selection, methods, needs_classes, select
 from bqnes_jax.studies.models import Models
 from bqnes_jax.types import Status

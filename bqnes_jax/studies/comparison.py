@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Int32
 
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
-from bqnes_jax.calibration import apply_temperature, calibrate_ensemble
+from bqnes_jax.calibration import calibrate_ensemble
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
@@ -357,8 +357,7 @@ def measure_ensemble(
     temperature: ArrayLike = 1.0,
 ) -> Float[Array, " 3"]:
     """Return accuracy, ECE and log-likelihood of an ensemble, by what its members say."""
-    said = ensemble_log_probabilities(weights, log_probs, pool=pool)
-    said = apply_temperature(said, temperature)
+    said = ensemble_log_probabilities(weights, log_probs, pool=pool, temperature=temperature)
     return jnp.stack(
         [
             accuracy(said, labels, log=True),
