@@ -1,0 +1,1 @@
+"""What `benchmarks/reliability.py` does to the program: one module for each kind of attack."""

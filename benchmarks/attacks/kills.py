@@ -1,0 +1,192 @@
+"""Each command is killed at some moment and done again: nothing is lost, nothing else comes out."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from attacks.processes import forked
+from attacks.tally import Tally
+from bqnes_jax.cli import main
+from bqnes_jax.runs import Run
+
+KILLS = 100
+TASK = {
+    "image_size": 4,
+    "split": [40, 50, 60],
+    "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
+}
+THIRDS = ("first", "second", "last")
+
+
+class Command(NamedTuple):
+    """A command that is killed.
+
+    Attributes:
+        typed: after `bqnes`.
+        outcome: reads what comes out of it from its folder.
+        makes: what it writes, if it begins with nothing; otherwise it needs a finished run.
+    """
+
+    typed: str
+    outcome: Callable[[Path], object]
+    makes: str = ""
+
+
+def of_run(folder: Path) -> list:
+    run = Run.load(folder / "run")
+    ensemble = run.saved_ensemble()
+    return [*(array.tolist() for array in run.record), ensemble.members.tolist(), ensemble.metrics]
+
+
+def of_table(folder: Path) -> list:
+    with np.load(folder / "table.npz") as file:
+        return [hashlib.sha256(file[name].tobytes()).hexdigest() for name in sorted(file)]
+
+
+def of_file(name: str) -> Callable[[Path], str]:
+    return lambda folder: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+
+
+def of_page(folder: Path) -> list:
+    text = (folder / "run" / "report.html").read_text()
+    return [text.endswith("</html>\n"), text.count("<tr"), of_run(folder)]
+
+
+def of_saved(folder: Path) -> list:
+    ensemble = Run.load(folder / "run").saved_ensemble()
+    return [ensemble.method, ensemble.members.tolist(), ensemble.weights.tolist()]
+
+
+SEARCH = "--initial 4 --budget 8 --batch 2"
+COMMANDS = {
+    "run": Command(f"run --config task.yaml {SEARCH} --out run", of_run, "run"),
+    "tabulate": Command(
+        "tabulate --config task.yaml --count 4 --best 0 --store store --table table.npz",
+        of_table,
+        "store",
+    ),
+    "compare --live": Command(
+        "compare --live --config task.yaml --algorithms Random BQ-S --sizes 2 --seeds 1 "
+        f"{SEARCH} --out compared",
+        of_file("compared/comparison.csv"),
+        "compared",
+    ),
+    "combine": Command(
+        "combine models.npz --size 2 --out combined",
+        of_file("combined/ensemble.json"),
+        "combined",
+    ),
+    "reselect --save": Command("reselect run --method beam --size 2 --save", of_saved),
+    "predict": Command("predict run --input x.npy --out said.csv", of_file("said.csv")),
+    "report": Command("report run", of_page),
+}
+
+
+def prepare(folder: Path) -> None:
+    """Make what the commands read."""
+    folder.mkdir()
+    (folder / "task.yaml").write_text(json.dumps(TASK))
+    draw = np.random.default_rng(0)
+    said = draw.dirichlet(np.ones(3), (5, 60))
+    np.savez(folder / "models.npz", valid=said, valid_labels=draw.integers(0, 3, 60))
+    np.save(folder / "x.npy", draw.integers(0, 255, (3, 4, 4, 1)).astype(np.uint8))
+
+
+def do(arguments: list[str], folder: str, cache: str) -> None:
+    """Do a command in a process of its own; programs are compiled once for all processes."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # else the command sets it
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    os.chdir(folder)
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os._exit(main(arguments))
+
+
+class Killer:
+    """Starts commands and kills them; knows what they do if they are not disturbed."""
+
+    def __init__(self, scratch: Path):
+        self._processes = forked()
+        self._scratch = scratch
+        self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(scratch / "cache"))
+        whole = scratch / "whole"
+        prepare(whole)
+        self._expected = {name: self._undisturbed(name, whole) for name in COMMANDS}
+
+    def _start(self, command: Command, folder: Path):
+        given = (command.typed.split(), str(folder), self._cache)
+        process = self._processes.Process(target=do, args=given)
+        process.start()
+        return process
+
+    def _undisturbed(self, name: str, folder: Path) -> tuple[object, float]:
+        """Return what comes out of a command, and how many seconds it takes."""
+        command = COMMANDS[name]
+        seconds = 0.0
+        for _ in range(2):  # the second time nothing is compiled
+            if command.makes:
+                shutil.rmtree(folder / command.makes, ignore_errors=True)
+            started = time.perf_counter()
+            process = self._start(command, folder)
+            process.join()
+            seconds = time.perf_counter() - started
+            assert process.exitcode == 0, (name, (folder / "log").read_text())
+        if name == "run":
+            shutil.copytree(folder / "run", self._scratch / "finished")
+        return command.outcome(folder), seconds
+
+    def kill(self, name: str, draws: random.Random) -> tuple[list[str], str, str]:
+        """Kill a command twice, then let it end.
+
+        Returns the moments at which it was killed, what came of it, and a note if that is a bug.
+        """
+        command, (expected, seconds) = COMMANDS[name], self._expected[name]
+        folder = self._scratch / "killed"
+        prepare(folder)
+        if not command.makes:
+            shutil.copytree(self._scratch / "finished", folder / "run")
+        moments = []
+        for _ in range(2):
+            moment = draws.random()
+            process = self._start(command, folder)
+            process.join(moment * seconds)
+            if process.is_alive():
+                moments.append(THIRDS[int(3 * moment)])
+            process.kill()
+            process.join()
+        process = self._start(command, folder)
+        process.join()
+        said = (folder / "log").read_text()
+        found, note = "lost", f"code {process.exitcode}: {said[-200:]}"
+        if process.exitcode == 0 and "Traceback" not in said:
+            try:
+                same = command.outcome(folder) == expected
+                found, note = ("survived", "") if same else ("silent", "another result")
+            except Exception as error:
+                note = f"{type(error).__name__}: {error}"
+        shutil.rmtree(folder)
+        return moments, found, note
+
+
+def attack(tally: Tally, scratch: Path) -> None:
+    """Kill each command in turn until there were enough kills."""
+    killer = Killer(scratch)
+    while tally.tried("kills") < KILLS:
+        for name in COMMANDS:
+            draws = random.Random(f"{tally.tried('kills')} {name}")
+            moments, found, note = killer.kill(name, draws)
+            for moment in moments:
+                tally.add("kills", f"{name}, {moment} third", note, tried=1, **{found: 1})
+            tally.write()
