@@ -42,13 +42,22 @@ def check_mask(name: str, mask: jax.Array | np.ndarray, length: int) -> None:
 
 
 def check_positive(name: str, value: ArrayLike) -> None:
-    """Refuse anything but finite numbers above zero."""
+    """Refuse anything but finite numbers above zero, in the precision that JAX computes in.
+
+    A subnormal number is 0 to XLA, and 1e39 is infinite in float32.
+    """
     array = concrete(value)
     if array is None:
         return
-    number = np.issubdtype(array.dtype, np.number)
-    if not (number and np.isfinite(array).all() and (array > 0).all()):
+    if not np.issubdtype(array.dtype, np.number) or not (np.isfinite(array) & (array > 0)).all():
         raise BQNESError(f"{name} is {_shown(array)}; it must be positive and finite.")
+    if np.issubdtype(array.dtype, np.floating):
+        kind = jnp.finfo(jax.dtypes.canonicalize_dtype(array.dtype))
+        if not ((array >= kind.tiny) & (array <= kind.max)).all():
+            raise BQNESError(
+                f"{name} is {_shown(array)}; it must be positive and finite in {kind.dtype}: from "
+                f"{kind.tiny:.0e} to {kind.max:.0e}."
+            )
 
 
 def check_bounds(name: str, bounds: object) -> None:

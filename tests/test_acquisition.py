@@ -64,6 +64,14 @@ def test_log_expected_improvement_of_what_is_known():
     np.testing.assert_allclose(scores[1], 0, atol=1e-6)
 
 
+def test_a_variance_below_zero_is_that_of_what_is_known():
+    """Rounding can leave one; nothing is to be learnt there, however likely it is."""
+    prediction = Prediction(jnp.array([1.0, 2.0]), jnp.array([-1e-9, 0.0]))
+    log_prior = jnp.array([0.0, 3e38])
+    assert (uncertainty_sampling(prediction, log_prior) == -jnp.inf).all()
+    np.testing.assert_array_equal(upper_confidence_bound(prediction, log_prior), prediction.mean)
+
+
 def test_uncertainty_sampling_is_the_published_one(tolerance):
     archs = NATS.sample(jax.random.key(0), 120)
     model = wsabi.fit(WL(NATS), archs, -300.0 * jnp.sum(archs != 3, axis=1))

@@ -220,6 +220,30 @@ def test_draws_that_failed_or_are_padding():
     assert Status(int(nothing.status)) & Status.EMPTY
 
 
+def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
+    """1/q = e¹⁰⁰⁰ is no number of any type, but its logarithm is."""
+    given = jnp.array([-2.0, -1.0, -3.0]), jnp.array([-1.0, -1000.0, -2.0])
+    found = drawn_evidence(*given, 5, temperature=1.0)
+    # The second estimate is all there is: its weight is 2/6.
+    expected = -1 + 1000 - np.log(5) + np.log(2 / 6)
+    np.testing.assert_allclose(found.log_evidence, expected, rtol=tolerance(1e-6, 1e-12))
+    spread = np.sqrt((1 / 6 * 2 / 6) ** 2 + (2 / 6 * 4 / 6) ** 2 + (3 / 6 * 2 / 6) ** 2) / (2 / 6)
+    np.testing.assert_allclose(found.sampling_sd, spread, rtol=tolerance(1e-5, 1e-12))
+    assert found.status == Status.OK
+
+
+@pytest.mark.parametrize("value", [0.1, 1e19, jnp.nan, -jnp.inf])
+def test_what_is_no_log_probability_is_refused_or_reported(value):
+    given = jnp.zeros(3), jnp.array([-1.0, value, -2.0])
+    with pytest.raises(BQNESError, match=r"log_draw_probabilities\[1\] is .* at most 0"):
+        drawn_evidence(*given, 5)
+    found = jax.jit(lambda y, q: drawn_evidence(y, q, 5))(*given)
+    assert Status(int(found.status)) & Status.INFEASIBLE
+    assert found.log_evidence == -jnp.inf and found.sampling_sd == jnp.inf
+    padded = drawn_evidence(*given, 5, mask=jnp.array([True, False, True]))
+    assert padded.status == Status.OK and jnp.isfinite(padded.log_evidence)
+
+
 def test_log_posterior(tolerance):
     log_likelihoods = np.array([-4000.0, -4100.0, -4128.0])
     expected = np.exp(log_likelihoods / 128 + 4000 / 128)

@@ -101,6 +101,27 @@ def test_what_failed_has_likelihood_zero_and_padding_does_not_count():
         included_evidence(jnp.zeros(3), jnp.ones(2), 5)
 
 
+def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
+    """Its square, and that of a surrogate's sum of nearly nothing, are beyond float32."""
+    given = jnp.array([-2.0, -1.0]), jnp.array([1e-30, 1.0]), 5
+    found = included_evidence(*given, temperature=1.0)
+    np.testing.assert_allclose(found.log_evidence, -2 - np.log(5e-30), rtol=tolerance(1e-6, 1e-12))
+    np.testing.assert_allclose(found.sampling_sd, 0, atol=1e-6)  # what was sure adds no error
+    tiny = included_evidence(*given, temperature=1.0, predicted=(jnp.full(2, -150.0), 0.0))
+    assert jnp.isfinite(tiny.log_evidence) and jnp.isfinite(tiny.sampling_sd)
+    assert found.status == Status.OK
+
+
+@pytest.mark.parametrize("value", [-0.5, 0.0, 1.1, jnp.nan])
+def test_what_is_no_probability_is_refused_or_reported(value):
+    given = jnp.zeros(3), jnp.array([0.5, value, 0.2])
+    with pytest.raises(BQNESError, match=r"inclusion\[1\] is .* above 0 and at most 1"):
+        included_evidence(*given, 5)
+    found = jax.jit(lambda y, p: included_evidence(y, p, 5))(*given)
+    assert Status(int(found.status)) & Status.INFEASIBLE
+    assert found.log_evidence == -jnp.inf and found.sampling_sd == jnp.inf
+
+
 def surface(archs):
     return -30 * jnp.sum((GRID.coordinates(archs) - 0.4) ** 2, axis=-1)
 

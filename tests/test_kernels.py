@@ -247,6 +247,20 @@ def test_a_split_kernel_is_the_same_kernel(kernel, on_views, key):
     np.testing.assert_allclose(inner.gram(view(archs)), kernel.gram(archs), atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [RBF, FeatureRBF])
+def test_length_scales_may_be_as_small_as_numbers_are(kernel, precision):
+    """Nothing is alike to another then; less than that is 0 to XLA, and refused."""
+    inner = NATS if kernel is RBF else WL(NATS)
+    archs = NATS.sample(jax.random.key(0), 4)
+    least = float(jnp.finfo(precision).tiny)
+    gram = kernel(inner, least).gram(archs)
+    np.testing.assert_array_equal(gram, np.diag(np.diagonal(gram)))
+    assert jnp.isin(jnp.diagonal(gram), jnp.array([0, 1])).all(), "1, or 0 after rounding"
+    for scale in (least / 8, jnp.asarray(least / 8), 1e-320):
+        with pytest.raises(BQNESError, match=f"positive and finite(.| in {precision})"):
+            kernel(inner, scale)
+
+
 @pytest.mark.parametrize("kernel", [Linear(), FeatureRBF(Linear())])
 def test_a_kernel_on_plain_rows_has_no_space(kernel):
     assert isinstance(kernel, Kernel)

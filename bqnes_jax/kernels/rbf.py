@@ -107,7 +107,8 @@ class FeatureRBF(GeneralKernel):
         a, b = self.features(archs), self.features(others)
         # ‖a‖² + ‖b‖² − 2⟨a, b⟩: features are wide, of length about 1, and seldom close.
         squares = jnp.sum(a**2, 1)[:, None] + jnp.sum(b**2, 1) - 2 * matmul(a, b.T)
-        return jnp.exp(-0.5 * jnp.maximum(squares, 0) / self.length_scale**2)
+        scale = self.length_scale  # whose square may be 0 to the arithmetic
+        return jnp.exp(-0.5 * jnp.maximum(squares, 0) / scale / scale)
 
     def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
         """Return ones."""

@@ -29,16 +29,19 @@ def uncertainty_sampling(
     """Return log(variance · π²): where the integrand is most uncertain.
 
     Under WSABI-L the variance is Σ(α, α) μ(α)², so this is the logarithm of the published
-    a_US(α) = Σ(α, α) μ(α)² π(α)².
+    a_US(α) = Σ(α, α) μ(α)² π(α)². What is known, of variance 0 or below, scores −∞.
     """
-    return jnp.log(prediction.variance) + 2 * log_prior
+    variance = prediction.variance
+    known = variance <= 0
+    score = jnp.log(jnp.where(known, 1, variance)) + 2 * log_prior
+    return jnp.where(known, -jnp.inf, score)
 
 
 def upper_confidence_bound(
     prediction: Prediction, log_prior: Float[Array, " m"], *, weight: ArrayLike = 2.0
 ) -> Float[Array, " m"]:
-    """Return mean + weight · standard deviation; the prior plays no part."""
-    return prediction.mean + weight * jnp.sqrt(prediction.variance)
+    """Return mean + weight · standard deviation, 0 where the variance is below; no prior."""
+    return prediction.mean + weight * jnp.sqrt(jnp.maximum(prediction.variance, 0))
 
 
 def log_expected_improvement(

@@ -9,13 +9,15 @@ The sums run over the whole space, or over draws from the prior (Monte Carlo ker
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Int32, Num
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import (
     BQNESError,
@@ -24,6 +26,7 @@ from bqnes_jax.errors import (
     check_positive,
     check_shape,
     check_whole,
+    concrete,
 )
 from bqnes_jax.kernels.base import matmul
 from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
@@ -31,6 +34,8 @@ from bqnes_jax.surrogates import TEMPERATURE, LikelihoodModel, Posterior, Surrog
 from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.surrogates.solve import masked_features
 from bqnes_jax.types import PRNGKey, Status, flag
+
+_SLACK = 1e-4  # how much rounding may lift a probability, or its logarithm, above what it can be
 
 
 class Evidence(NamedTuple):
@@ -116,7 +121,7 @@ def drawn_evidence(
     Args:
         log_likelihoods: n, in the order of drawing, summed over the validation points; NaN marks
             a failure, which has likelihood 0.
-        log_draw_probabilities: n, log q_n.
+        log_draw_probabilities: n, log q_n, finite and at most 0.
         size: of the space.
         log_prior: n, log π_n, normalised over the space; by default all of it is equally likely.
         mask: n, false for padding at the end.
@@ -132,7 +137,8 @@ def drawn_evidence(
         >>> round(float(jnp.exp(z.log_evidence)), 3), bool(z.sampling_sd < 1e-3)
         (0.3, True)
     """
-    drawn = _as_drawn(log_likelihoods, "log_draw_probabilities", log_draw_probabilities, mask, size)
+    name, range_of = "log_draw_probabilities", (-math.inf, 0.0)
+    drawn = _as_drawn(log_likelihoods, name, log_draw_probabilities, range_of, mask, size)
     if log_prior is not None:
         log_prior = jnp.asarray(log_prior, float)
         check_shape("log_prior", log_prior, drawn.log_likelihoods.shape)
@@ -166,7 +172,7 @@ def included_evidence(
     Args:
         log_likelihoods: n, summed over the validation points; NaN marks a failure, which has
             likelihood 0.
-        inclusion: n, the probabilities P_n.
+        inclusion: n, the probabilities P_n, above 0 and at most 1.
         size: of the space, whose architectures are equally likely.
         mask: n, false for padding.
         temperature: divides the log-likelihoods.
@@ -181,7 +187,7 @@ def included_evidence(
         >>> round(float(jnp.exp(z.log_evidence)), 3), float(z.sampling_sd)
         (0.3, 0.0)
     """
-    drawn = _as_drawn(log_likelihoods, "inclusion", inclusion, mask, size)
+    drawn = _as_drawn(log_likelihoods, "inclusion", inclusion, (0.0, 1.0), mask, size)
     check_positive("temperature", temperature)
     if predicted is not None:
         predicted = jnp.asarray(predicted[0], float), jnp.asarray(predicted[1], float)
@@ -193,43 +199,59 @@ class _Drawn(NamedTuple):
     """Architectures that were drawn, and a probability of each."""
 
     log_likelihoods: Float[Array, " n"]
-    probabilities: Float[Array, " n"]  # or their logarithms
+    probabilities: Float[Array, " n"]  # or their logarithms; 1 for padding
     mask: Bool[Array, " n"]
+    impossible: Bool[Array, ""]  # whether something is no probability
     log_prior: Float[Array, " n"] | None = None  # equal
 
-    def masses(self, temperature: Float[Array, ""], size: int):
-        """Return π ℓ of each, the logarithm of their unit, and whether a likelihood is missing."""
+    def log_masses(self, temperature: Float[Array, ""], size: int):
+        """Return log π ℓ of each, −∞ where there is no likelihood, and whether one is missing."""
         tempered = self.log_likelihoods / temperature
         finite = self.mask & jnp.isfinite(tempered)
-        log_scale = jnp.max(tempered, where=finite, initial=-jnp.inf)
-        log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
-        mass = jnp.where(finite, jnp.exp(tempered - log_scale), 0)
-        mass = mass / size if self.log_prior is None else mass * jnp.exp(self.log_prior)
-        return mass, log_scale, jnp.any(self.mask & ~finite)
+        log_prior = -math.log(size) if self.log_prior is None else self.log_prior
+        log_mass = jnp.where(finite, tempered, -jnp.inf) + log_prior
+        return log_mass, jnp.any(self.mask & ~finite)
 
 
 def _as_drawn(
-    log_likelihoods: ArrayLike, name: str, values: ArrayLike, mask: ArrayLike | None, size: int
+    log_likelihoods: ArrayLike,
+    name: str,
+    values: ArrayLike,
+    range_of: tuple[float, float],
+    mask: ArrayLike | None,
+    size: int,
 ) -> _Drawn:
+    """Check what was drawn; the probabilities are above the one end, at most the other."""
     log_likelihoods, values = jnp.asarray(log_likelihoods, float), jnp.asarray(values, float)
     check_shape("log_likelihoods", log_likelihoods, (None,))
     check_shape(name, values, log_likelihoods.shape)
     check_whole("size", size, 1)
     mask = jnp.ones(len(values), bool) if mask is None else jnp.asarray(mask)
     check_mask("mask", mask, len(values))
-    return _Drawn(log_likelihoods, values, mask)
+    low, high = range_of
+    possible = ~mask | ((values > low) & (values <= high + _SLACK))
+    known = concrete(possible)
+    if known is not None and not known.all():
+        place = int(np.flatnonzero(~known)[0])
+        raise BQNESError(
+            f"{name}[{place}] is {values[place]}; it must be above {low:g} and at most {high:g}: "
+            "what was drawn had a probability, and padding is masked out."
+        )
+    probabilities = jnp.where(mask & possible, jnp.minimum(values, high), high)
+    return _Drawn(log_likelihoods, probabilities, mask, jnp.any(~possible))
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _drawn_evidence(drawn: _Drawn, temperature: Float[Array, ""], size: int) -> Evidence:
     mask = drawn.mask
-    mass, log_scale, failed = drawn.masses(temperature, size)
-    estimates = jnp.cumsum(mass) - mass + mass * jnp.exp(-jnp.where(mask, drawn.probabilities, 0))
+    log_mass, failed = drawn.log_masses(temperature, size)
+    mass, raised, log_scale, lost = _in_one_unit(log_mass, drawn.probabilities)
+    estimates = jnp.cumsum(mass) - mass + raised
     weights = jnp.where(mask, jnp.arange(1, len(mass) + 1), 0).astype(mass.dtype)
     weights /= jnp.maximum(jnp.sum(weights), 1)
     mean = jnp.sum(weights * estimates)
     scatter = jnp.sum(weights**2 * (estimates - mean) ** 2)
-    return _of_draws(mean, log_scale, scatter, jnp.sum(mask), failed)
+    return _of_draws(drawn, mean, scatter, log_scale, failed | lost)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -239,40 +261,60 @@ def _included_evidence(
     size: int,
     predicted: tuple[Float[Array, " n"], Float[Array, ""]] | None,
 ) -> Evidence:
-    mask, count = drawn.mask, jnp.sum(drawn.mask)
-    mass, log_scale, failed = drawn.masses(temperature, size)
-    inclusion = jnp.clip(drawn.probabilities, jnp.finfo(mass.dtype).tiny, 1)
-    terms = mass / jnp.where(mask, inclusion, 1)
-    mean, scale = jnp.sum(terms), jnp.ones(())
+    inclusion, count = drawn.probabilities, jnp.sum(drawn.mask)
+    log_mass, failed = drawn.log_masses(temperature, size)
+    _, terms, log_scale, lost = _in_one_unit(log_mass, jnp.log(inclusion))
+    failed |= lost
+    mean = jnp.sum(terms)
     if predicted is not None:
         log_each, log_sum = predicted
-        share = jnp.where(mask, jnp.exp(log_each - log_sum), 0) / size
-        share = share / jnp.where(mask, inclusion, 1)
+        share = jnp.where(drawn.mask, jnp.exp(log_each - log_sum), 0) / size / inclusion
         total = jnp.sum(share)  # 1, if the draws were all there is to know of the surrogate's sum
         useful = jnp.isfinite(total) & (total > 0)
-        scale = jnp.where(useful, 1 / jnp.where(useful, total, 1), 1)
-        terms = terms - mean * scale * jnp.where(useful, share, 0)
+        total = jnp.where(useful, total, 1)
+        terms = terms - mean * jnp.where(useful, share / total, 0)
+        log_scale = log_scale - jnp.log(total)
         failed |= ~useful
-    left_out = jnp.where(mask, 1 - inclusion, 0)
+    left_out = 1 - inclusion
     total = jnp.sum(left_out)
     centre = jnp.sum(left_out * terms) / jnp.where(total > 0, total, 1)
     scatter = jnp.sum(left_out * (terms - centre) ** 2) * count / jnp.maximum(count - 1, 1)
-    return _of_draws(mean * scale, log_scale, scatter * scale**2, count, failed)
+    return _of_draws(drawn, mean, scatter, log_scale, failed)
+
+
+def _in_one_unit(
+    log_mass: Float[Array, " n"], log_probabilities: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, ""], Bool[Array, ""]]:
+    """Return masses, and masses divided by probabilities, in units of the largest quotient.
+
+    No square of them overflows then, however unlikely something was that was drawn. Also returned
+    are the logarithm of the unit, and whether a quotient was left out that is no number even so.
+    """
+    log_raised = log_mass - log_probabilities
+    known = log_raised < jnp.inf
+    log_scale = jnp.max(log_raised, where=known, initial=-jnp.inf)
+    log_scale = jnp.where(jnp.isfinite(log_scale), log_scale, 0)
+    mass = jnp.exp(jnp.where(known, log_mass - log_scale, -jnp.inf))
+    raised = jnp.exp(jnp.where(known, log_raised - log_scale, -jnp.inf))
+    return mass, raised, log_scale, jnp.any(~known)
 
 
 def _of_draws(
+    drawn: _Drawn,
     mean: Float[Array, ""],
-    log_scale: Float[Array, ""],
     scatter: Float[Array, ""],
-    count: Int[Array, ""],
+    log_scale: Float[Array, ""],
     failed: Bool[Array, ""],
 ) -> Evidence:
+    mean = jnp.where(drawn.impossible, 0, mean)
     return _in_logarithms(
         mean,
         log_scale,
         posterior_variance=jnp.zeros_like(mean),
-        sampling_variance=jnp.where(count > 1, scatter, jnp.inf),
-        status=flag(~(mean > 0), Status.EMPTY) | flag(failed, Status.MASKED_TARGETS),
+        sampling_variance=jnp.where(jnp.sum(drawn.mask) > 1, scatter, jnp.inf),
+        status=flag(~(mean > 0), Status.EMPTY)
+        | flag(failed, Status.MASKED_TARGETS)
+        | flag(drawn.impossible, Status.INFEASIBLE),
     )
 
 
