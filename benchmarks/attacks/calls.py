@@ -92,8 +92,8 @@ def forms() -> dict[str, Form]:
 
 
 def spoil(draw: np.random.Generator, leaf: object) -> object:
-    """Put odd numbers at up to two places of an array, and scale some of them altogether."""
-    if not _is_array(leaf):
+    """Put odd numbers at up to two places of some arrays, and scale some of them altogether."""
+    if not _is_array(leaf) or draw.random() < 0.5:
         return leaf
     array = np.array(leaf)
     flat = array.reshape(-1)
@@ -105,7 +105,8 @@ def spoil(draw: np.random.Generator, leaf: object) -> object:
         elif array.dtype.kind == "b":
             flat[place] = not flat[place]
     if array.dtype.kind == "f" and draw.random() < 0.1:
-        array = array * array.dtype.type(draw.choice(SCALES))
+        with np.errstate(over="ignore"):
+            array = array * array.dtype.type(draw.choice(SCALES))
     return jnp.asarray(array)
 
 

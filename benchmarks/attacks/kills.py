@@ -19,6 +19,7 @@ from bqnes_jax.cli import main
 from bqnes_jax.runs import Run
 
 KILLS = 100
+TIMES = 3  # that a command is killed before it may end
 TASK = {
     "image_size": 4,
     "split": [40, 50, 60],
@@ -33,12 +34,12 @@ class Command(NamedTuple):
     Attributes:
         typed: after `bqnes`.
         outcome: reads what comes out of it from its folder.
-        makes: what it writes, if it begins with nothing; otherwise it needs a finished run.
+        of_run: whether it begins with a finished run.
     """
 
     typed: str
     outcome: Callable[[Path], object]
-    makes: str = ""
+    of_run: bool = False
 
 
 def of_run(folder: Path) -> list:
@@ -68,26 +69,21 @@ def of_saved(folder: Path) -> list:
 
 SEARCH = "--initial 4 --budget 8 --batch 2"
 COMMANDS = {
-    "run": Command(f"run --config task.yaml {SEARCH} --out run", of_run, "run"),
+    "run": Command(f"run --config task.yaml {SEARCH} --out run", of_run),
     "tabulate": Command(
-        "tabulate --config task.yaml --count 4 --best 0 --store store --table table.npz",
-        of_table,
-        "store",
+        "tabulate --config task.yaml --count 4 --best 0 --store store --table table.npz", of_table
     ),
     "compare --live": Command(
         "compare --live --config task.yaml --algorithms Random BQ-S --sizes 2 --seeds 1 "
         f"{SEARCH} --out compared",
         of_file("compared/comparison.csv"),
-        "compared",
     ),
     "combine": Command(
-        "combine models.npz --size 2 --out combined",
-        of_file("combined/ensemble.json"),
-        "combined",
+        "combine models.npz --size 2 --out combined", of_file("combined/ensemble.json")
     ),
-    "reselect --save": Command("reselect run --method beam --size 2 --save", of_saved),
-    "predict": Command("predict run --input x.npy --out said.csv", of_file("said.csv")),
-    "report": Command("report run", of_page),
+    "reselect --save": Command("reselect run --method beam --size 2 --save", of_saved, True),
+    "predict": Command("predict run --input x.npy --out said.csv", of_file("said.csv"), True),
+    "report": Command("report run", of_page, True),
 }
 
 
@@ -119,65 +115,67 @@ class Killer:
 
     def __init__(self, scratch: Path):
         self._processes = forked()
-        self._scratch = scratch
+        self._folder = scratch / "folder"
+        self._finished = scratch / "finished"  # a run, which some commands begin with
         self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(scratch / "cache"))
-        whole = scratch / "whole"
-        prepare(whole)
-        self._expected = {name: self._undisturbed(name, whole) for name in COMMANDS}
+        self._expected = {name: self._undisturbed(name) for name in COMMANDS}
 
-    def _start(self, command: Command, folder: Path):
-        given = (command.typed.split(), str(folder), self._cache)
+    def _begin(self, command: Command) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        prepare(self._folder)
+        if command.of_run:
+            shutil.copytree(self._finished, self._folder / "run")
+
+    def _start(self, command: Command):
+        given = (command.typed.split(), str(self._folder), self._cache)
         process = self._processes.Process(target=do, args=given)
         process.start()
         return process
 
-    def _undisturbed(self, name: str, folder: Path) -> tuple[object, float]:
+    def _said(self) -> str:
+        return (self._folder / "log").read_text()
+
+    def _undisturbed(self, name: str) -> tuple[object, float]:
         """Return what comes out of a command, and how many seconds it takes."""
         command = COMMANDS[name]
         seconds = 0.0
         for _ in range(2):  # the second time nothing is compiled
-            if command.makes:
-                shutil.rmtree(folder / command.makes, ignore_errors=True)
+            self._begin(command)
             started = time.perf_counter()
-            process = self._start(command, folder)
+            process = self._start(command)
             process.join()
             seconds = time.perf_counter() - started
-            assert process.exitcode == 0, (name, (folder / "log").read_text())
+            assert process.exitcode == 0, (name, self._said())
         if name == "run":
-            shutil.copytree(folder / "run", self._scratch / "finished")
-        return command.outcome(folder), seconds
+            shutil.copytree(self._folder / "run", self._finished)
+        return command.outcome(self._folder), seconds
 
     def kill(self, name: str, draws: random.Random) -> tuple[list[str], str, str]:
-        """Kill a command twice, then let it end.
+        """Kill a command a few times, one after another, then let it end.
 
         Returns the moments at which it was killed, what came of it, and a note if that is a bug.
         """
         command, (expected, seconds) = COMMANDS[name], self._expected[name]
-        folder = self._scratch / "killed"
-        prepare(folder)
-        if not command.makes:
-            shutil.copytree(self._scratch / "finished", folder / "run")
+        self._begin(command)
         moments = []
-        for _ in range(2):
+        for _ in range(TIMES):
             moment = draws.random()
-            process = self._start(command, folder)
+            process = self._start(command)
             process.join(moment * seconds)
             if process.is_alive():
                 moments.append(THIRDS[int(3 * moment)])
             process.kill()
             process.join()
-        process = self._start(command, folder)
+        process = self._start(command)
         process.join()
-        said = (folder / "log").read_text()
-        found, note = "lost", f"code {process.exitcode}: {said[-200:]}"
-        if process.exitcode == 0 and "Traceback" not in said:
-            try:
-                same = command.outcome(folder) == expected
-                found, note = ("survived", "") if same else ("silent", "another result")
-            except Exception as error:
-                note = f"{type(error).__name__}: {error}"
-        shutil.rmtree(folder)
-        return moments, found, note
+        said = self._said()
+        if process.exitcode != 0 or "Traceback" in said:
+            return moments, "lost", f"code {process.exitcode}: {said[-200:]}"
+        try:
+            same = command.outcome(self._folder) == expected
+        except Exception as error:
+            return moments, "lost", f"{type(error).__name__}: {error}"
+        return moments, *(("survived", "") if same else ("silent", "another result"))
 
 
 def attack(tally: Tally, scratch: Path) -> None:
