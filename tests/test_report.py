@@ -10,6 +10,7 @@ import threading
 import xml.etree.ElementTree
 
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import pytest
 import yaml
@@ -30,7 +31,7 @@ from bqnes_jax.report import (
     write_report,
 )
 from bqnes_jax.runs import Ensemble, Record, Run, configure
-from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces import NATS, Product
 from bqnes_jax.storage import Entry, Manifest, Store
 from bqnes_jax.surrogates import wsabi
 from bqnes_jax.types import Status
@@ -471,3 +472,19 @@ def test_names_from_files_are_text_in_the_report(name, tmp_path, no_files):
     assert html.escape(plain(name)) in text
     assert not {*map(chr, range(32))} - {"\n", "\t"} & set(text)
     assert "<script" not in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["$x_1$", r"$\frac{$", "a_b^c", r"\alpha", "half \udcff", "a\x1bb"]
+)
+def test_names_from_files_are_text_in_figures(name):
+    """Neither a formula, which may be none, nor a control sequence."""
+    space = Product(**{name: (name, "other")})
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters as letters
+        drawn = architectures.draw(space, np.zeros(1, int), name)
+        svg = report.html.to_svg("drawing", "a drawing", drawn)
+    words = ["".join(e.itertext()).strip() for e in xml.etree.ElementTree.fromstring(svg).iter()]
+    assert words.count(plain(name)) >= 3, "the title, the choice, and what was chosen"
+    settled = architectures.draw(space, np.zeros(1, int), name)
+    plots.settle(settled)
+    assert plots.to_bytes(settled, "png") and plots.to_bytes(settled, "pdf")

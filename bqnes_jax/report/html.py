@@ -1,7 +1,6 @@
 """The page of a report: one file that needs nothing else, for telephones, screens and paper."""
 
 import html
-import io
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from bqnes_jax.files.text import plain
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import save, signed
 from bqnes_jax.runs import Metrics
 from bqnes_jax.types import Status
 
@@ -263,10 +262,8 @@ def block(text: str) -> str:
 
 def to_svg(name: str, shows: str, figure: Figure) -> str:
     """Return a figure as an element of a page, its ids unlike those of other names."""
-    content = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(content, format="svg", metadata=nothing)
-    text = content.getvalue()
+    text = save(figure, format="svg", metadata=nothing).decode()
     text = text[text.index("<svg") :].strip()
     # Its style would hold for the whole page.
     text = re.sub(r"<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)

@@ -13,8 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+from bqnes_jax.files.text import plain
 from bqnes_jax.metrics import ReliabilityCurve
 
 WIDTH, HEIGHT = 3.6, 2.9  # inches; at 96 to the inch, what a telephone shows
@@ -322,16 +324,32 @@ def signed(value: float, digits: int) -> str:
 
 def settle(figure: Figure) -> None:
     """Arrange a figure once for all the forms in which it is written: that takes half the time."""
+    _show_as_text(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def to_bytes(figure: Figure, form: str) -> bytes:
     """Return a figure as a PNG or PDF file, the same each time."""
-    content = io.BytesIO()
     date = {"CreationDate": None} if form == "pdf" else {}
-    figure.savefig(content, format=form, dpi=200, metadata=date)
+    return save(figure, format=form, dpi=200, metadata=date)
+
+
+def save(figure: Figure, **options: Any) -> bytes:
+    """Return a figure as a file, its words as they are: they may come from other files."""
+    _show_as_text(figure)
+    content = io.BytesIO()
+    figure.savefig(content, **options)
     return content.getvalue()
+
+
+def _show_as_text(figure: Figure) -> None:
+    """Let no word be taken for a formula or a control sequence."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(plain(text.get_text()))
+        text.set_parse_math(False)
+        text.set_usetex(False)
 
 
 def _figure(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
