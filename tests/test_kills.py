@@ -1,5 +1,7 @@
 """Commands that end at any of their writes: what is there is whole, and can be done again."""
 
+import contextlib
+import json
 import os
 import shutil
 
@@ -12,6 +14,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.storage import Entry, Store
 from bqnes_jax.studies.comparison import Row
 from tests.loaders import ARCH, MANIFEST, a_store, log_probs
+from tests.test_failures import SMALL
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -60,6 +63,58 @@ def test_combine_that_is_killed_is_done_again(number, name, combined, tmp_path, 
     assert there.items() <= content(whole).items(), "what is there is whole"
     assert main([*given, "--out", str(tmp_path / "out")]) == 0
     assert content(tmp_path / "out") == content(whole)
+
+
+# What trains: what is typed, and what comes out of it.
+TASK = {name: SMALL[name] for name in ("image_size", "split", "train")}
+TRAINING = {
+    "tabulate": (
+        "tabulate --config task.json --count 4 --best 0 --store store --table table.npz",
+        "table.npz",
+    ),
+    "compare --live": (
+        "compare --live --config task.json --algorithms Random BQ-S --sizes 2 --seeds 1 "
+        "--initial 4 --budget 8 --batch 2 --out compared",
+        "compared/comparison.csv",
+    ),
+}
+
+
+def result(path):
+    """Return what a table holds, whatever else is in its file."""
+    if path.suffix == ".csv":
+        return path.read_text()
+    with np.load(path) as file:
+        return {name: file[name].tolist() for name in file}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "task.json").write_text(json.dumps(TASK))
+    with contextlib.chdir(folder):
+        for typed, _ in TRAINING.values():
+            assert main(typed.split()) == 0
+    return folder
+
+
+@pytest.mark.parametrize("number", [1, 5])
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_command_that_trains_is_killed_and_done_again(
+    name, number, undisturbed, tmp_path, monkeypatch
+):
+    """Killed twice: at its first or a later write, and at once when it goes on."""
+    typed, made = TRAINING[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.json").write_text(json.dumps(TASK))
+    for moment in (number, 1):
+        with monkeypatch.context() as patch:
+            ended_at(patch, moment)
+            with pytest.raises(Killed):
+                main(typed.split())
+        assert not (tmp_path / made).exists()
+    assert main(typed.split()) == 0
+    assert result(tmp_path / made) == result(undisturbed / made)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

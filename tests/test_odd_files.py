@@ -1,9 +1,13 @@
 """FIFOs, devices and links where files are expected; modes, locks, and what is left over."""
 
+import errno
+import fcntl
 import os
 import signal
 import stat
+import sys
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -126,6 +130,37 @@ def test_a_lock_truncates_nothing(tmp_path):
     with locked(tmp_path / "lock", "run"):
         pass
     assert precious.read_bytes() == b"years of work"
+
+
+def windows(monkeypatch, refuses=None):
+    """Stand in for Windows' locks: one byte, refused with EACCES while another holds it."""
+
+    def locking(handle, mode, count):
+        assert (mode, count) == (msvcrt.LK_NBLCK, 1)
+        try:
+            if refuses:
+                raise OSError(refuses, os.strerror(refuses))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PermissionError(errno.EACCES, "Permission denied") from None
+
+    msvcrt = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
+    monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
+    monkeypatch.setattr(sys, "platform", "win32")
+
+
+def test_a_lock_on_windows(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        windows(patch)
+        refused = pytest.raises(BQNESError, match="at work in another")
+        with locked(tmp_path / "lock", "run"), refused, locked(tmp_path / "lock", "run"):
+            pass
+        with locked(tmp_path / "lock", "run"):
+            pass
+    with monkeypatch.context() as patch:
+        windows(patch, refuses=errno.EINVAL)
+        with pytest.warns(UserWarning, match="cannot be locked"), locked(tmp_path / "lock", "run"):
+            pass
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o664, 0o400])

@@ -112,6 +112,10 @@ def _open_lock(path: Path) -> int:
 
 
 def _try_lock(handle: int) -> bool:
+    """Tell whether this process now has the lock.
+
+    The lines for Windows are tested with a stand-in for its module, not on Windows.
+    """
     try:
         if sys.platform == "win32":
             import msvcrt
