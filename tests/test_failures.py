@@ -4,6 +4,7 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -128,6 +129,40 @@ def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
     bqnes_jax.search(CONFIG, out=tmp_path / "run")
     assert len(counted) == 12 - there
     same(tmp_path / "run", undisturbed)
+
+
+class Killed(BaseException):
+    """What no part of a program expects."""
+
+
+@pytest.mark.parametrize("ending", ["csv", "npy"])
+def test_predictions_are_written_whole_or_not_at_all(undisturbed, ending, tmp_path, monkeypatch):
+    """On a full disk or killed before the end, the file before stays; a new one has its mode."""
+    images, out = tmp_path / "x.npy", tmp_path / f"said.{ending}"
+    np.save(images, np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1) * 5)
+    command = ["predict", str(undisturbed), "--input", str(images), "--out", str(out)]
+    assert main(command) == 0
+    whole = out.read_bytes()
+    out.write_bytes(b"the one before")
+    out.chmod(0o640)
+
+    def fail(error):
+        def call(*_):
+            raise error
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        assert main(command) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail(Killed()))
+        with pytest.raises(Killed):
+            main(command)
+    assert out.read_bytes() == b"the one before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "x.npy"]
+    assert main(command) == 0
+    assert out.read_bytes() == whole and stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
 def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path, counted):

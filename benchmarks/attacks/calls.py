@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jraph
 import numpy as np
 
 from attacks.tally import Tally
@@ -26,6 +27,7 @@ CALLS = 100_000
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, 1e19, -1e30, 1e-40, 1.0, -1.0, 3e38])
 ODD_WHOLE = np.array([-1, 0, 1, 7, 99, 2**31 - 1])
 SCALES = (1e-30, 1e10, 1e19)
+ROWS = 8  # of what the tests make
 SIZES = ((1, 1), (4, 2), (4, 4), (7, 3))  # of how many candidates how many are selected
 METHODS = ("beam", "top", "corrective", "stack", "caruana", "logpool")
 
@@ -82,9 +84,25 @@ def from_ingredients(form: Form) -> Form:
     return Form(call, make)
 
 
+def of_one(form: Form) -> Form:
+    """Let a function of many rows be called with one of them."""
+
+    def cut(leaf: object) -> object:
+        return leaf[tuple(slice(1) if n == ROWS else slice(None) for n in jnp.shape(leaf))]
+
+    return Form(form.call, lambda key: jax.tree.map(cut, form.make(key)))
+
+
+def has_rows(form: Form) -> bool:
+    example = form.make(jax.random.key(0))
+    graphs = any(isinstance(value, jraph.GraphsTuple) for value in example)
+    return not graphs and any(ROWS in jnp.shape(leaf) for leaf in jax.tree.leaves(example))
+
+
 def forms() -> dict[str, Form]:
-    """Return every public function, and selections of several sizes."""
+    """Return every public function, also with a single row, and selections of several sizes."""
     found = {name: from_ingredients(Form(*pair)) for name, pair in PUBLIC.items()}
+    found |= {f"{name}, one row": of_one(form) for name, form in found.items() if has_rows(form)}
     for method in METHODS:
         for count, size in SIZES:
             found[f"select {method}, {size} of {count}"] = of_selection(method, count, size)
