@@ -119,3 +119,17 @@ def compilations():
 @pytest.fixture
 def key():
     return jax.random.key(0)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Return a small archive in the format of NATS-Bench's, without weights."""
+    from tests import published
+
+    return published.simple(tmp_path / "NATS-tss-v1_0-3ffb9-simple")
+
+
+@pytest.fixture
+def no_files(monkeypatch):
+    """Leave the files of figures empty, which saves most of the time."""
+    monkeypatch.setattr("bqnes_jax.report.plots.to_bytes", lambda figure, form: b"")

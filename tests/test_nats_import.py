@@ -17,7 +17,7 @@ from bqnes_jax.storage import Store
 from bqnes_jax.storage.entries import manifest_of
 from tests import published
 from tests.pictures import images
-from tests.test_nats_archive import SEEDS, TEXTS
+from tests.published import SEEDS, TEXTS
 
 # Nothing here depends on JAX's precision.
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)

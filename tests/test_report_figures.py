@@ -1,0 +1,140 @@
+"""The figures of a report: what they show, and that they can be read."""
+
+import xml.etree.ElementTree
+
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+
+from bqnes_jax import report
+from bqnes_jax.files.text import plain
+from bqnes_jax.kernels import WL
+from bqnes_jax.metrics import disagreement, ece
+from bqnes_jax.report import architectures, plots, predict_each, rank_correlation, write_report
+from bqnes_jax.spaces import NATS, Product
+from bqnes_jax.surrogates import wsabi
+from tests.reported import COUNT, HOPELESS, TEMPERATURE, TEST, make_run
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+
+def test_the_files_of_the_figures(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "plots").mkdir()
+    for name in ("architecture-77.png", "mine.png"):
+        (tmp_path / "plots" / name).write_bytes(b"")
+    assert write_report(run, tmp_path) == tmp_path / "report.html"
+    members = run.saved_ensemble().members
+    names = {"reliability", "reliability-single", "weights", "likelihoods", "evidence", "map"}
+    names |= {"surrogate", "disagreement", *(f"architecture-{i}" for i in members)}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    assert set(files) == {f"{n}.{form}" for n in names for form in ("png", "pdf")} | {"mine.png"}
+    for name in names:
+        assert files[f"{name}.png"].startswith(b"\x89PNG") and len(files[f"{name}.png"]) > 2000
+        assert files[f"{name}.pdf"].startswith(b"%PDF")
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_candidates_are_predicted_from_those_before_them(tmp_path):
+    run = make_run(tmp_path, failed=(3,))
+    record, search = run.record, run.config.search
+    counts = jnp.array([5, 7])
+    archs, values = jnp.asarray(record.archs), jnp.asarray(record.log_likelihoods)
+    mean, sd, log_scale = predict_each(
+        archs, values, counts, search.warp, search.fit, NATS, search.kernel, TEMPERATURE
+    )
+    assert np.isnan(mean[:5]).all()
+    for first, last in ((5, 7), (7, 9)):
+        mask = np.arange(COUNT) < first
+        known = np.where(np.isfinite(record.log_likelihoods), record.log_likelihoods, -np.inf)
+        model = wsabi.fit(
+            WL(NATS),
+            record.archs,
+            known,
+            mask=mask,
+            temperature=TEMPERATURE,
+            config=search.warp,
+            fit_config=search.fit,
+        )
+        expected = model.predict(record.archs[first:last])
+        np.testing.assert_allclose(mean[first:last], expected.mean, rtol=1e-3)
+        np.testing.assert_allclose(sd[first:last] ** 2, expected.variance, rtol=1e-2, atol=1e-6)
+        np.testing.assert_allclose(
+            log_scale[first:last], known[mask].max() / TEMPERATURE, rtol=1e-6
+        )
+
+
+def test_rank_correlation():
+    a = np.array([3.0, 1.0, 2.0, 2.0])
+    assert rank_correlation(a, -np.exp(a)) == pytest.approx(-1)
+    assert rank_correlation(a, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(-0.316228, abs=1e-5)
+    assert np.isnan(rank_correlation(a, np.ones(4))) and np.isnan(rank_correlation(a[:1], a[:1]))
+    assert np.isnan(rank_correlation(a[:0], a[:0]))
+
+
+def test_the_map_keeps_distances():
+    points = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
+    places, shares = report.kernel_coordinates(points @ points.T)
+    before, after = (np.linalg.norm(x[:, None] - x, axis=2) for x in (points, places))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    np.testing.assert_allclose(shares, (0.9, 0.1))
+    for gram in (np.ones((1, 1)), np.ones((3, 3))):
+        places, shares = report.kernel_coordinates(gram)
+        assert not places.any() and shares == (0, 0)
+
+
+def test_networks_that_learnt_nothing_do_not_squeeze_the_others():
+    low, high = plots.shown_range(HOPELESS)
+    assert high == -70 and -200 < low < -80
+    assert plots.shown_range(np.array([np.nan])) == (-1, 0)
+    assert plots.shown_range(np.array([-3.0])) == (-3.5, -2.5)
+
+
+def test_figures_show_what_was_measured(tmp_path):
+    ensemble = make_run(tmp_path).saved_ensemble()
+    drawn = {drawing.name: drawing.figure for drawing in report._drawings(ensemble)}
+    title = drawn["reliability"].axes[0].get_title(loc="left")
+    labels = ensemble.run.record.test_labels
+    assert title == f"BQ-S: ECE {float(ece(ensemble.test_log_probs, labels, log=True)):.4f}"
+    bars = [bar.get_height() for bar in drawn["reliability"].axes[1].patches]
+    assert sum(bars) == TEST
+    lengths = [bar.get_width() for bar in drawn["weights"].axes[0].patches]
+    np.testing.assert_allclose(lengths, ensemble.weights, rtol=1e-6)
+    heat = drawn["disagreement"].axes[0].images[0].get_array()
+    probabilities = np.exp(ensemble.run.test_log_probs(ensemble.members))
+    np.testing.assert_allclose(heat, 100 * disagreement(probabilities).pairwise, rtol=1e-5)
+    cell = drawn[f"architecture-{ensemble.members[0]}"].axes[0]
+    names = [text.get_text() for text in cell.texts]
+    assert len(names) == 4 + np.sum(ensemble.archs[0] != 0)
+
+
+def test_labels_of_a_cell_do_not_overlap():
+    figure = architectures.cell(np.full(6, 3), "")
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 10
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_svg_is_sound():
+    svg = report.html.to_svg(
+        "x", 'a "quoted" & <strange> name', architectures.cell(np.arange(6) % 5, "#1")
+    )
+    assert xml.etree.ElementTree.fromstring(svg).get("aria-label") == 'a "quoted" & <strange> name'
+
+
+@pytest.mark.parametrize(
+    "name", ["$x_1$", r"$\frac{$", "a_b^c", r"\alpha", "half \udcff", "a\x1bb"]
+)
+def test_names_from_files_are_text_in_figures(name):
+    """Neither a formula, which may be none, nor a control sequence."""
+    space = Product(**{name: (name, "other")})
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters as letters
+        drawn = architectures.draw(space, np.zeros(1, int), name)
+        svg = report.html.to_svg("drawing", "a drawing", drawn)
+    words = ["".join(e.itertext()).strip() for e in xml.etree.ElementTree.fromstring(svg).iter()]
+    assert words.count(plain(name)) >= 3, "the title, the choice, and what was chosen"
+    settled = architectures.draw(space, np.zeros(1, int), name)
+    plots.settle(settled)
+    assert plots.to_bytes(settled, "png") and plots.to_bytes(settled, "pdf")

@@ -1,0 +1,77 @@
+"""The table of a report: its rows, their names, and what is said of them."""
+
+import pytest
+
+from bqnes_jax import report
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.report import summary, write_report
+from bqnes_jax.types import Status
+from tests.reported import COUNT, Page, make_run
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+
+def test_the_table(tmp_path):
+    run = make_run(tmp_path)
+    rows = summary(run)
+    assert [(row.name, row.size) for row in rows] == [
+        ("Best single", 1),
+        *(
+            (name, size)
+            for size in (3, 5)
+            for name in ("BQ-S", "BQ-R", "beam", "corrective", "BQ-L")
+        ),
+    ]
+    assert rows[0].metrics == run.ensemble(1, "top").metrics
+    assert rows[2].metrics == run.ensemble(3, "recombine").metrics
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "names"),
+    [
+        (
+            "NES-RE",
+            3,
+            ["evolution+restack", "evolution+recombine", "beam", "corrective", "evolution+logpool"],
+        ),
+        ("BQ-R", 2, ["BQ-R"]),
+        ("ei+stack", 2, ["ei+stack"]),
+    ],
+)
+def test_names_in_the_table(tmp_path, algorithm, size, names):
+    sizes = (3,) if size == 3 else ()
+    rows = summary(make_run(tmp_path, algorithm=algorithm, size=size), sizes)
+    assert [(row.name, row.size) for row in rows[1:]] == [(name, size) for name in names]
+
+
+def test_what_went_differently_in_other_rows_is_said(tmp_path, no_files):
+    """Each row says so, by its name."""
+    run = make_run(tmp_path)
+    rows, ensemble = report.summary(run, sizes=(3, COUNT)), run.saved_ensemble()
+    statuses = {(row.name, row.size): row.status for row in rows}
+    assert statuses["BQ-R", COUNT] == run.ensemble(COUNT, "recombine").status
+    odd = [row._replace(status=Status.INFEASIBLE) for row in rows]
+    (said,) = set(report.warnings_of(ensemble, odd)) - set(ensemble.warnings())
+    assert said.endswith(Status.INFEASIBLE.explain()) and "BQ-R 3, beam 3" in said
+    assert "BQ-S 3" not in said, "of the ensemble itself it is said already"
+
+
+def test_a_row_says_how_many_members_are_in_use(tmp_path, no_files):
+    """And no ensemble has more members than there are candidates."""
+    run = make_run(tmp_path)
+    rows = report.summary(run, sizes=(3, COUNT, COUNT + 1))
+    assert {row.size for row in rows} == {1, 3, COUNT}
+    for row in rows:
+        found = f"{row.used} of {row.size}" if row.used < row.size else str(row.size)
+        assert row.members == found
+    assert any(row.used < row.size for row in rows)
+    page = Page(write_report(run)).text
+    used = len(run.ensemble(5, "restack").members)
+    assert f"<td>BQ-S</td><td>{html_row_of(used, 5)}</td>" in page
+    for size in (COUNT + 1, 10**9):
+        with pytest.raises(BQNESError, match=f"size is {size}; it must be .* from 1 to {COUNT}"):
+            run.ensemble(size)
+
+
+def html_row_of(used, size):
+    return f"{size}" if used == size else f"{used} of {size}"
