@@ -379,6 +379,7 @@ def test_surrogate_errors_refuse_bad_input():
         (lambda: metrics.rmse(good[:0], good[:0]), "at least one point"),
         (lambda: metrics.rmse(good, np.array([1, np.nan, 1])), "targets holds nan at index 1"),
         (lambda: metrics.rmse(np.ones(2), np.array([-1.0, 1.0])), "mean 0.*normalised=False"),
+        (lambda: metrics.rmse(np.ones(1), np.array([1e-320])), "mean 0.*normalised=False"),
         (lambda: metrics.nlpd(good, np.array([1.0, 0.0, 1.0]), good), "variances .* positive"),
         (lambda: metrics.nlpd(good, -good, good), "variances .* positive"),
         (lambda: metrics.nlpd(good, good[:2], good), r"variances has shape \(2,\)"),

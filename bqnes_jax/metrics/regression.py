@@ -23,7 +23,9 @@ def rmse(predictions: ArrayLike, targets: ArrayLike, *, normalised: bool = True)
     """
     predictions, targets = checked_columns(predictions=predictions, targets=targets)
     values = concrete(targets)
-    if normalised and values is not None and values.mean(dtype=float) == 0:
+    # A subnormal mean is 0 to XLA.
+    least = jnp.finfo(targets.dtype).tiny
+    if normalised and values is not None and abs(values.mean(dtype=float)) < least:
         raise BQNESError(
             "targets have mean 0, by which nothing can be normalised; use normalised=False."
         )
