@@ -125,27 +125,40 @@ def test_a_run_grows(house, finished, monkeypatch):
         len(entries_in(grown)) == 12
         and json.loads((grown / "ensemble.json").read_text())["method"] == "beam"
     )
-    config = bqnes_jax.Run.load(grown).config
-    family = getattr(mlp, house.family.partition(":")[2])
+    config = load(house, "grown").config
     monkeypatch.chdir(house.folder)
-    bqnes_jax.search(config, family=family, out=grown)
-    assert bqnes_jax.Run.load(grown).config.family == house.family, "who it is stays"
+    bqnes_jax.search(config, family=family_of(house), out=grown)
+    assert load(house, "grown").config.family == house.family, "who it is stays"
+    refused = house("report", "grown")
+    assert f"--family {house.family}" in refused.communicate()[1] and refused.returncode == 1
     refused = house(*run_command(house, "grown"), "--seed", 1)
     assert "has seed = 0, not 1" in refused.communicate()[1] and refused.returncode == 1
 
 
-def test_other_commands_know_the_family(house, finished):
+def of_family(house):
+    return ["--family", house.family]
+
+
+def load(house, name):
+    return bqnes_jax.Run.load(house.folder / name, family=family_of(house))
+
+
+def family_of(house):
+    return getattr(mlp, house.family.partition(":")[2])
+
+
+def test_other_commands_are_told_the_family(house, finished):
     assert "depth=" in finished[0] and "8 candidates by BQ-S" in finished[0]
-    out, _ = done(house("reselect", "whole", "--method", "top", "--size", 2))
+    out, _ = done(house("reselect", "whole", "--method", "top", "--size", 2, *of_family(house)))
     assert out.count("depth=") == 2
-    out, _ = done(house("predict", "whole", "--input", "new.npy"))
+    out, _ = done(house("predict", "whole", "--input", "new.npy", *of_family(house)))
     rows = np.loadtxt(out.splitlines()[1:], delimiter=",")
-    run = bqnes_jax.Run.load(house.folder / "whole")
+    run = load(house, "whole")
     ensemble = run.saved_ensemble()
     np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-4)
     same = from_split(run)
     np.testing.assert_allclose(ensemble.predict(same), np.exp(ensemble.test_log_probs), atol=2e-3)
-    done(house("report", "whole"))
+    done(house("report", "whole", *of_family(house)))
     page = (house.folder / "whole" / "report.html").read_text()
     assert "mlp (product)" in page and "activation" in page
 
@@ -172,7 +185,7 @@ def test_algorithms_are_compared_live(house, finished):
 def test_warnings_reach_people(house, finished):
     """The noise of the surrogate sits at a bound: one line says so, and the report."""
     warnings = [line for line in finished[1].splitlines() if line.startswith("warning: ")]
-    run = bqnes_jax.Run.load(house.folder / "whole")
+    run = load(house, "whole")
     assert Status.AT_BOUND in run.status, "otherwise this test shows nothing"
     assert len(warnings) == 1 and run.status.explain() in warnings[0]
     page = (house.folder / "whole" / "report.html").read_text()

@@ -20,10 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
+from bqnes_jax.cli import main
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files import as_json, write_bound
+from bqnes_jax.runs import Run
 from bqnes_jax.storage import DamagedEntryWarning
 from tests.alterations import Bomb, Choices, altered, headed, npy, signed, unzipped, zipped
-from tests.loaders import KINDS
+from tests.loaders import KINDS, a_run
 
 # Nothing here is computed by JAX.
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -204,4 +207,22 @@ def test_a_prepared_set_imports_nothing(alien, tmp_path, monkeypatch):
     del hidden["featuresDict"]
     for content in (alien, features, hidden):
         assert refused(loader.load, json.dumps(content).encode()) is not None
+    assert "alien" not in sys.modules and not (tmp_path / "exploded").exists()
+
+
+def test_a_run_imports_nothing(tmp_path, monkeypatch):
+    """One whose family is in a module asks for it, even where the module lies at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "alien.py").write_text("open('exploded', 'w').close()")
+    (tmp_path / "run").mkdir()
+    a_run(tmp_path / "run")
+    np.save("x.npy", np.zeros((1, 2, 2, 1)))
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    content["config"] |= {"family": "alien:family", "train": {}, "prior": "alien:prior"}
+    write_bound(tmp_path / "run" / "config.json", as_json(content))
+    for command in (["report", "run"], ["predict", "run", "--input", "x.npy"]):
+        assert main(command) == 1
+    with pytest.raises(BQNESError, match=r"if you trust its code .*--family alien:family"):
+        Run.load("run")
     assert "alien" not in sys.modules and not (tmp_path / "exploded").exists()

@@ -33,7 +33,7 @@ class RobustnessCommand:
         severities: from 1 to 5; by default those of the paper.
         published: a folder of published corrupted images, CIFAR-10-C or cifar10_corrupted of TFDS,
             instead of corrupting the test images here.
-        family: package.module:family, if the run was made from Python.
+        family: package.module:family, if the run is not of a family of the package.
     """
 
     run: tyro.conf.Positional[Path]

@@ -140,7 +140,7 @@ class ReselectCommand:
         size: how many members; by default as many as in the run.
         calibrate: whether one temperature follows: auto, on or off; by default as in the run.
         save: make it the ensemble that `bqnes predict` and `bqnes report` use.
-        family: package.module:family, if the run was made from Python.
+        family: package.module:family, if the run is not of a family of the package.
     """
 
     run: tyro.conf.Positional[Path]
@@ -174,7 +174,7 @@ class PredictCommand:
         input: an .npy of inputs like those of training; images (n, height, width, channels) are
             from 0 to 255, as they come.
         out: an .npy or .csv to write to, instead of printing CSV.
-        family: package.module:family, if the run was made from Python.
+        family: package.module:family, if the run is not of a family of the package.
     """
 
     run: tyro.conf.Positional[Path]
@@ -206,7 +206,7 @@ class ReportCommand:
 
     Args:
         run: directory of the run.
-        family: package.module:family, if the run was made from Python.
+        family: package.module:family, if the run is not of a family of the package.
     """
 
     run: tyro.conf.Positional[Path]

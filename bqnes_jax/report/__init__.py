@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.families import is_named
+from bqnes_jax.families import families, is_named
 from bqnes_jax.files import sweep, write_whole, writing
 from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
@@ -411,7 +411,8 @@ def _sections(
 def _commands(ensemble: Ensemble) -> str:
     """Return what does the run again, and selects the ensemble if that is not the run's own."""
     config = ensemble.run.config
-    again, family = "bqnes run --config config.yaml --out again", ""
+    again = "bqnes run --config config.yaml --out again"
+    family = "" if config.family in families() else f" --family {config.family}"
     if not is_named(config.family):
         again = f"bqnes_jax.search(family=family, data=data, budget={config.search.budget}, …)"
         family = " --family package.module:family"

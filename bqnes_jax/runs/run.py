@@ -83,7 +83,8 @@ class Run:
 
         Args:
             directory: of the run.
-            family: what was trained; needed if it was given to the search as an object.
+            family: what was trained; needed if it is not one of the package, since what a file
+                names is not imported.
         """
         directory = Path(directory)
         if not (directory / CONFIG).is_file():
@@ -94,11 +95,12 @@ class Run:
                 f"run {directory} is not finished; the command that began it goes on with it."
             )
         if family is None:
-            if not is_named(config.family):
+            if config.family not in families():
+                name = config.family if is_named(config.family) else "package.module:family"
                 raise BQNESError(
                     f"run {directory} is of the family {config.family!r}, which is not among "
-                    f"{', '.join(families())}; give it: Run.load(directory, family=family), or "
-                    "--family package.module:family."
+                    f"{', '.join(families())}; if you trust its code give it: "
+                    f"Run.load(directory, family=family), or --family {name}."
                 )
             family = make_family(config)
         family = with_seeds(family, config.seeds)
