@@ -25,7 +25,7 @@ TASK = {
     "split": [40, 50, 60],
     "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
 }
-THIRDS = ("first", "second", "last")
+THIRDS = ("1st", "2nd", "3rd")
 
 
 class Command(NamedTuple):
