@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
@@ -22,6 +23,7 @@ from bqnes_jax.quadrature.scale import OBSERVATIONS, choose_temperature, scale_t
 from bqnes_jax.selection import MEASURES, Measure
 from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, LikelihoodModel, WarpConfig
+from bqnes_jax.surrogates.fitting import Shape
 from bqnes_jax.types import PRNGKey
 
 
@@ -40,7 +42,7 @@ class SearchConfig:
         observations: how many independent observations all validation points count as.
         effective: the share of the first architectures that their posterior is worth, with "auto".
         warp: the surrogate of the likelihood.
-        fit: how its hyper-parameters are fitted, at every step.
+        fit: how its hyper-parameters are fitted, and how often.
         population: of evolution; it is filled with random architectures first, which spend the
             whole budget if that is no larger.
         parents: how many of a population may have offspring; also the best ones whose mutations
@@ -125,7 +127,7 @@ class Outcome(NamedTuple):
 
 
 class History(NamedTuple):
-    """All that has been evaluated, in order, padded to the budget."""
+    """All that has been evaluated, in order, padded: to the budget, or as far as a step needs."""
 
     archs: Int32[Array, "budget length"]
     log_likelihoods: Float[Array, " budget"]
@@ -157,6 +159,11 @@ class History(NamedTuple):
         """
         return jnp.where(self.finite, self.log_likelihoods, -jnp.inf)
 
+    def first(self, size: int) -> "History":
+        """Return the first entries, all of them if there are no more than `size`."""
+        kept = jax.tree.map(lambda leaf: leaf[:size], self._replace(count=None))
+        return kept._replace(count=self.count)
+
     @property
     def best_index(self) -> Int32[Array, ""]:
         """Which entry has the largest log-likelihood, of those that did not fail."""
@@ -180,6 +187,7 @@ class State(NamedTuple):
 
     history: History
     reference: Summands | None  # draws for the evidence, where the space cannot be listed
+    shape: Shape | None = None  # what was fitted last, where that is kept for some steps
 
 
 class Info(NamedTuple):
@@ -361,8 +369,13 @@ def is_among(
     archs: Int32[Array, "k length"], others: Architectures, counts: Bool[Array, " n"]
 ) -> Bool[Array, " k"]:
     """Tell which architectures equal one of the others that count."""
-    same = jnp.all(archs[:, None, :] == others[None, :, :], axis=-1)
-    return jnp.any(same & counts, axis=1)
+
+    # One choice after another, which runs along the rows of a matrix and so is vectorised.
+    def compare(same, pair):
+        return same & (pair[0][:, None] == pair[1]), None
+
+    every = jnp.broadcast_to(counts, (len(archs), len(counts)))
+    return jnp.any(lax.scan(compare, every, (archs.T, others.T))[0], axis=1)
 
 
 def first_fresh(

@@ -122,6 +122,7 @@ def _best_of_pool(
             situation,
             pool,
             lambda some: score_pool(surrogate.predict(some.rows), some),
+            q,
         )
     chosen, scores = choose_greedily(
         surrogate,
@@ -133,11 +134,14 @@ def _best_of_pool(
         row_of=pool.row_of,
     )
     # With nothing but failures every score is alike, and the first of a list is no good guess.
-    draws = draw_fresh(
-        hopeless_key, situation.space, situation.history, q, prior=situation.landscape.prior
-    )
     hopeful = jnp.any(situation.history.finite)
-    archs = jnp.where(hopeful, _different(draw_key, situation, pool.archs[chosen]), draws)
+    archs = lax.cond(
+        hopeful,
+        lambda: _different(draw_key, situation, pool.archs[chosen]),
+        lambda: draw_fresh(
+            hopeless_key, situation.space, situation.history, q, prior=situation.landscape.prior
+        ),
+    )
     return archs, jnp.where(hopeful, scores, 0)
 
 
@@ -147,8 +151,12 @@ def _climb(
     situation: Situation,
     pool: Pool,
     score: Callable[[Pool], Float[Array, " m"]],
+    q: int,
 ) -> Pool:
-    """Add to a pool what steps to better neighbours, from its best architectures, arrive at."""
+    """Add to a pool what steps to better neighbours, from its best architectures, arrive at.
+
+    Where only one is to be chosen, those that are not among the best of the pool are left out.
+    """
     space, _, config, history = situation[:4]
 
     def score_fresh(pool: Pool) -> Float[Array, " m"]:
@@ -170,7 +178,8 @@ def _climb(
     scores, starts = lax.top_k(values, min(config.parents, len(values)))
     keys = jax.random.split(key, config.climbs)
     (tops, _), _ = lax.scan(climb, (pool.archs[starts], scores), keys)
-    return landscape.pool_of(jnp.concatenate([pool.archs, tops]), history)
+    kept = pool.archs[starts] if q == 1 else pool.archs
+    return landscape.pool_of(jnp.concatenate([kept, tops]), history)
 
 
 def _different(key: PRNGKey, situation: Situation, archs: Architectures) -> Architectures:

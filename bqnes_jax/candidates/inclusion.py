@@ -8,9 +8,10 @@ from jaxtyping import Array, Float, Int32
 from bqnes_jax.candidates.base import History, SearchConfig, resolve_temperature
 from bqnes_jax.candidates.bayesian import draw_masses
 from bqnes_jax.candidates.landscape import Listed
-from bqnes_jax.candidates.registry import fit_model
+from bqnes_jax.candidates.registry import first_shape, refit_model
 from bqnes_jax.kernels import Kernel, make_kernel
 from bqnes_jax.spaces.base import EnumerableSpace
+from bqnes_jax.surrogates.fitting import Shape
 
 
 def inclusion_probabilities(
@@ -46,9 +47,10 @@ def inclusion_probabilities(
     temperature = resolve_temperature(config, first, history.points)
     nobody = jax.random.key(0)  # a pool of everything draws nothing
 
-    def step(log_missed: Float[Array, " budget"], n: Int32[Array, ""]):
+    def step(carry: tuple[Float[Array, " budget"], Shape | None], n: Int32[Array, ""]):
+        log_missed, shape = carry
         before = history._replace(count=n.astype(jnp.int32))
-        model = fit_model(landscape, before, config, temperature)
+        model, shape = refit_model(landscape, before, config, temperature, shape)
         likely = jnp.maximum(model.predict(rows).mean, 0)[landscape.row_of]
         total = jnp.sum(likely)
         masses = draw_masses(likely, total, 1 / space.size)
@@ -65,10 +67,10 @@ def inclusion_probabilities(
         (log_missed, _), rows_of_batch = lax.scan(
             draw, (log_missed, left), n + jnp.arange(config.batch, dtype=jnp.int32)
         )
-        return log_missed, rows_of_batch
+        return (log_missed, shape), rows_of_batch
 
     start = jnp.full(config.budget, jnp.log1p(-config.initial / space.size))
     starts = jnp.arange(config.initial, config.budget, config.batch, dtype=jnp.int32)
-    _, later = lax.scan(step, start, starts)
+    _, later = lax.scan(step, (start, first_shape(landscape, config)), starts)
     log_missed = jnp.concatenate([start[None], later.reshape(-1, config.budget)])
     return -jnp.expm1(log_missed[: config.budget - config.initial + 1])

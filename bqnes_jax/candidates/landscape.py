@@ -117,7 +117,7 @@ class Drawn:
         config = self._config
         draw_key, parent_key, mutate_key = jax.random.split(key, 3)
         draws = self._space.sample(draw_key, config.pool - config.mutated)
-        best, parents = jax.lax.top_k(history.known, min(config.parents, config.budget))
+        best, parents = jax.lax.top_k(history.known, min(config.parents, len(history.archs)))
         weights = jnp.where(best > -jnp.inf, 0.0, -jnp.inf).at[0].set(0.0)
         chosen = jax.random.categorical(parent_key, weights, shape=(config.mutated,))
         keys = jax.random.split(mutate_key, config.mutated)

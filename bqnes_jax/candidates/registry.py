@@ -1,7 +1,10 @@
 """Strategies by name."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -32,7 +35,10 @@ from bqnes_jax.spaces.base import Architectures, Space
 from bqnes_jax.spaces.seeded import Seeded
 from bqnes_jax.surrogates import Hyperparameters, LikelihoodModel, gp, wsabi
 from bqnes_jax.surrogates.base import Design
+from bqnes_jax.surrogates.fitting import Shape, no_shape
 from bqnes_jax.types import PRNGKey, Status
+
+_STAGE = 256  # candidates, with which a step is compiled for fewer than the budget
 
 _CHOOSERS: Registry[Chooser] = Registry(
     "strategy",
@@ -88,7 +94,8 @@ def make(
     """Make the strategy of that name: one of `strategies()`, or your own.
 
     All of them see the same first `config.initial` architectures for the same key, and refit the
-    surrogate of the likelihood at every step, so that they report the same things.
+    surrogate of the likelihood at every step (see `FitConfig.growth`), so that they report the same
+    things.
 
     Args:
         name: of the strategy.
@@ -127,7 +134,7 @@ def make(
         draw_key, reference_key = jax.random.split(key)
         history = empty_history(config.budget, len(space.options))
         asked = draw_fresh(draw_key, space, history, config.initial, prior=landscape.prior)
-        state = State(history, landscape.reference(reference_key))
+        state = State(history, landscape.reference(reference_key), first_shape(landscape, config))
         nothing = jnp.asarray(jnp.nan)
         return state, Info(
             archs=asked,
@@ -142,14 +149,21 @@ def make(
         )
 
     def ask(key: PRNGKey, state: State) -> tuple[State, Info]:
-        history = state.history
+        sizes = stages(config.budget)
+        steps = [functools.partial(step, size) for size in sizes]
+        stage = jnp.searchsorted(jnp.asarray(sizes), state.history.count)
+        shape, info = lax.switch(stage, steps, key, state)
+        return state._replace(shape=shape), info
+
+    def step(size: int, key: PRNGKey, state: State) -> tuple[Shape | None, Info]:
+        history = state.history.first(size)
         first = history.known[: config.initial]
         temperature = resolve_temperature(config, first, history.points)
-        model = fit_model(landscape, history, config, temperature)
+        model, shape = refit_model(landscape, history, config, temperature, state.shape)
         archs, scores = chooser(key, Situation(space, landscape, config, history, model), batch)
         rows, weights = landscape.summands(state.reference)
         sampled = state.reference is not None
-        info = Info(
+        return shape, Info(
             archs=archs,
             scores=scores,
             count=history.count,
@@ -160,7 +174,6 @@ def make(
             hyperparameters=model.latent.hyperparameters,
             kernel=model.latent.kernel,
         )
-        return state, info
 
     def gram(info: Info, archs: Architectures) -> Float[Array, "n n"]:
         return info.kernel.gram(landscape.rows(archs))
@@ -189,6 +202,45 @@ def fit_model(
         config=config.warp,
         fit_config=config.fit,
     )
+
+
+def first_shape(landscape: Landscape, config: SearchConfig) -> Shape | None:
+    """Return what `refit_model` begins with; None where everything is fitted at every step."""
+    kept = config.fit.adapts(landscape.kernel) and config.fit.growth > 0
+    return no_shape(landscape.kernel) if kept else None
+
+
+def refit_model(
+    landscape: Landscape,
+    history: History,
+    config: SearchConfig,
+    temperature: ArrayLike,
+    shape: Shape | None,
+) -> tuple[LikelihoodModel, Shape | None]:
+    """Fit the surrogate to what has been evaluated, some of it only after enough has been added."""
+    if first_shape(landscape, config) is None:
+        return fit_model(landscape, history, config, temperature), shape
+    return wsabi.refit(
+        no_shape(landscape.kernel) if shape is None else shape,
+        landscape.kernel,
+        landscape.rows(history.archs),
+        history.known,
+        mask=history.evaluated,
+        temperature=temperature,
+        config=config.warp,
+        fit_config=config.fit,
+    )
+
+
+def stages(budget: int) -> tuple[int, ...]:
+    """Return to what lengths histories are padded: doubled as often as the budget asks for.
+
+    Example:
+        >>> stages(150), stages(800)
+        ((150,), (256, 512, 800))
+    """
+    sizes = (_STAGE * 2**i for i in range(max(budget // _STAGE, 1).bit_length()))
+    return (*(size for size in sizes if size < budget), budget)
 
 
 def _without_seeds(prior: Prior | None, space: Space) -> Prior | None:

@@ -8,6 +8,7 @@ kernel with hyper-parameters of its own is adapted first, by L-BFGS on the same 
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,17 +16,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32, Num
 
-from bqnes_jax.errors import check_bounds, check_choice, check_whole
+from bqnes_jax.errors import BQNESError, check_bounds, check_choice, check_whole
 from bqnes_jax.kernels.base import Kernel, matmul
-from bqnes_jax.surrogates.base import Design, Hyperparameters
+from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.solve import (
     in_weight_space,
     least_squares,
     masked_features,
     masked_gram,
-    solve,
+    profile_loss,
 )
 
 MEANS = ("zero", "constant")
@@ -41,6 +42,11 @@ class FitConfig:
         kernel_bounds: of each leaf of the kernel.
         kernel_steps: of L-BFGS, spent on those leaves; a kernel without leaves needs none.
         mean: the prior mean: "zero", or "constant" for a fitted one.
+        growth: of a search: by what share the candidates grow before the leaves of a kernel, and ρ
+            beside them, are fitted again; amplitude and mean are at every step. 0 fits everything
+            at every step, as is done anyway where a kernel has no leaves.
+        points: how many of the targets leaves and ρ are fitted to, if there are more; these are
+            taken evenly. Predictions are by all of them.
     """
 
     noise_bounds: tuple[float, float] = (1e-5, 1e-1)
@@ -48,40 +54,80 @@ class FitConfig:
     _: dataclasses.KW_ONLY
     kernel_steps: int = 30
     mean: str = "zero"
+    growth: float = 0.1
+    points: int = 1024
 
     def __post_init__(self) -> None:
         check_choice("mean", self.mean, MEANS)
         check_bounds("noise_bounds", self.noise_bounds)
         check_bounds("kernel_bounds", self.kernel_bounds)
         check_whole("kernel_steps", self.kernel_steps, 0)
+        check_whole("points", self.points, 2)
+        if not 0 <= self.growth < math.inf:
+            raise BQNESError(f"growth is {self.growth!r}; it must be a finite number, 0 or more.")
+
+    def adapts(self, kernel: Kernel) -> bool:
+        """Tell whether leaves of a kernel are fitted."""
+        return bool(jax.tree.leaves(kernel)) and self.kernel_steps > 0
 
 
-class Fitted(NamedTuple):
-    """The kernel with adapted leaves, amplitude, noise and mean; whether one sits at a bound."""
+class Shape(NamedTuple):
+    """What is left to fit once amplitude and mean are closed: the kernel's leaves, and ρ."""
 
     kernel: Kernel
-    hyperparameters: Hyperparameters
+    ratio: Float[Array, ""]  # ρ
     at_bound: Bool[Array, ""]
+    points: Int32[Array, ""]  # how many there were when it was fitted
 
 
-def fit_hyperparameters(kernel: Kernel, design: Design, config: FitConfig) -> Fitted:
-    """Maximise log N(y; c, a(K + ρI)); the targets of padding are zero."""
-    average = jnp.zeros((), design.targets.dtype)
-    if config.mean == "constant":  # what is left to fit is then small, and rounds little
-        average = jnp.sum(design.targets) / jnp.maximum(jnp.sum(design.mask), 1)
-        design = design._replace(targets=jnp.where(design.mask, design.targets - average, 0))
-    adapted = bool(jax.tree.leaves(kernel)) and config.kernel_steps > 0
-    if adapted:
+def no_shape(kernel: Kernel) -> Shape:
+    """Return what stands for a shape before there is one: fitted to no points."""
+    kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), kernel)
+    return Shape(kernel, jnp.asarray(jnp.nan), jnp.zeros((), bool), jnp.int32(0))
+
+
+def is_due(shape: Shape, design: Design, config: FitConfig) -> Bool[Array, ""]:
+    """Tell whether the points have grown enough, or become fewer, for a shape to be fitted again.
+
+    Points are counted as `fit_shape` does: what is no number is none.
+    """
+    new = jnp.sum(design.mask & (design.targets < jnp.inf)) - shape.points
+    enough = config.growth * shape.points - 1e-3  # a product may round up
+    return (shape.points == 0) | (new < 0) | (new >= enough)
+
+
+def fit_shape(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
+    """Maximise max over c and a of log N(y; c, a(K + ρI)); the targets of padding are zero."""
+    count = jnp.sum(design.mask).astype(jnp.int32)
+    if not in_weight_space(kernel, design.archs):
+        design = _thinned(design, config.points)
+    if config.mean == "constant":
+        design = centred(design)[0]
+    if config.adapts(kernel):
         kernel = _adapt_kernel(kernel, design, config)
     spectrum = decompose(kernel, design, config.mean)
-    low, high = config.noise_bounds
-    ratio = _maximise(functools.partial(profile_log_likelihood, spectrum), low, high)
-    amplitude = jnp.where(spectrum.points > 0, _best_amplitude(spectrum, ratio), 1)
-    at_bound = _touches(ratio, config.noise_bounds) | (_quadratic(spectrum, ratio) == 0)
-    for leaf in jax.tree.leaves(kernel) if adapted else ():
+    ratio = _maximise(functools.partial(profile_log_likelihood, spectrum), *config.noise_bounds)
+    at_bound = _touches(ratio, config.noise_bounds)
+    for leaf in jax.tree.leaves(kernel) if config.adapts(kernel) else ():
         at_bound |= _touches(leaf, config.kernel_bounds)
-    mean = average + least_squares(_whiten(spectrum, ratio))
-    return Fitted(kernel, Hyperparameters(amplitude, amplitude * ratio, mean), at_bound)
+    return Shape(kernel, ratio, at_bound, count)
+
+
+def centred(design: Design) -> tuple[Design, Float[Array, ""]]:
+    """Take the average off the targets: what is left to fit is small, and rounds little."""
+    average = jnp.sum(design.targets) / jnp.maximum(jnp.sum(design.mask), 1)
+    return design._replace(targets=jnp.where(design.mask, design.targets - average, 0)), average
+
+
+def _thinned(design: Design, points: int) -> Design:
+    """Take at most so many of the targets, evenly in their order."""
+    if len(design.mask) <= points:
+        return design
+    count = jnp.sum(design.mask)
+    order = jnp.argsort(~design.mask, stable=True)
+    numbers = jnp.arange(points)
+    chosen = order[numbers * jnp.maximum(count, points) // points]
+    return Design(design.archs[chosen], design.targets[chosen], design.mask[chosen])
 
 
 class Spectrum(NamedTuple):
@@ -139,8 +185,13 @@ def _whiten(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, "t 2"]:
 
 
 def _best_amplitude(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
-    floor = jnp.sqrt(jnp.finfo(ratio.dtype).tiny)  # all targets zero: any tiny amplitude will do
-    return jnp.maximum(_quadratic(spectrum, ratio) / jnp.maximum(spectrum.points, 1), floor)
+    return best_amplitude(_quadratic(spectrum, ratio), spectrum.points)
+
+
+def best_amplitude(quadratic: Float[Array, ""], points: Num[Array, ""]) -> Float[Array, ""]:
+    """Return the likeliest amplitude, (y − c)ᵀ(K + ρI)⁻¹(y − c) / n."""
+    floor = jnp.sqrt(jnp.finfo(quadratic.dtype).tiny)  # all zero: any tiny amplitude will do
+    return jnp.maximum(quadratic / jnp.maximum(points, 1), floor)
 
 
 def _maximise(function, low: float, high: float, points: int = 16, zooms: int = 8):
@@ -162,7 +213,6 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
     """Maximise the profile over the kernel's leaves and ρ, each kept within its bounds."""
     leaves, structure = jax.tree.flatten(kernel)
     bounds = [config.kernel_bounds] * len(leaves) + [config.noise_bounds]
-    count = jnp.maximum(jnp.sum(design.mask), 1)
     mean = None if config.mean == "constant" else 0.0
 
     def unpack(free: list[Array]) -> tuple[Kernel, Float[Array, ""]]:
@@ -171,9 +221,7 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
 
     def loss(free: list[Array]) -> Float[Array, ""]:
         kernel, ratio = unpack(free)
-        solution = solve(kernel, design, ratio, mean)
-        quadratic = jnp.maximum(solution.quadratic, jnp.finfo(solution.quadratic.dtype).tiny)
-        return 0.5 * (jnp.log(quadratic / count) + solution.log_determinant / count)
+        return profile_loss(kernel, design, ratio, mean)
 
     optimiser = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(loss)

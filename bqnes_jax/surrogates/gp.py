@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import check_mask, check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
@@ -29,8 +29,8 @@ from bqnes_jax.surrogates.base import (
     as_design,
     as_rows,
 )
-from bqnes_jax.surrogates.fitting import FitConfig, fit_hyperparameters
-from bqnes_jax.surrogates.solve import in_weight_space, solve
+from bqnes_jax.surrogates.fitting import FitConfig, Shape, best_amplitude, centred, fit_shape
+from bqnes_jax.surrogates.solve import Solution, in_weight_space, solve
 from bqnes_jax.types import Status, flag, throw_if_failed
 
 _ROWS = 512  # of a covariance held in memory at a time
@@ -181,7 +181,21 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     floor = jnp.finfo(dtype).eps  # less noise than that is none to the arithmetic
     ratio = jnp.maximum(noise / amplitude, floor)
     solution = solve(kernel, design, ratio, mean)
-    n = jnp.sum(design.mask)
+    found = Hyperparameters(amplitude, ratio * amplitude, mean)
+    posterior = _posterior(kernel, asked, design, found, solution)
+    lost = flag(noise / amplitude < floor, Status.JITTERED)
+    return dataclasses.replace(posterior, status=posterior.status | lost)
+
+
+def _posterior(
+    kernel: Kernel,
+    asked: Design,
+    design: Design,
+    hyperparameters: Hyperparameters,
+    solution: Solution,
+) -> Posterior:
+    """Put together what solving gave; `design` is what is finite of what was asked for."""
+    amplitude, n = jnp.asarray(hyperparameters.amplitude), jnp.sum(design.mask)
     evidence = -0.5 * (
         solution.quadratic / amplitude
         + solution.log_determinant
@@ -190,11 +204,11 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     return Posterior(
         kernel=kernel,
         design=design,
-        hyperparameters=Hyperparameters(amplitude, ratio * amplitude, mean),
+        hyperparameters=hyperparameters,
         coefficients=solution.coefficients,
         factor=jnp.sqrt(amplitude) * solution.factor,
-        log_marginal_likelihood=evidence.astype(dtype),
-        status=flag(solution.jittered | (noise / amplitude < floor), Status.JITTERED)
+        log_marginal_likelihood=evidence.astype(design.targets.dtype),
+        status=flag(solution.jittered, Status.JITTERED)
         | flag(~jnp.isfinite(evidence), Status.INFEASIBLE)
         | flag(jnp.any(asked.mask != design.mask), Status.MASKED_TARGETS)
         | flag(n == 0, Status.EMPTY),
@@ -202,29 +216,55 @@ def condition_design(kernel: Kernel, design: Design, hyperparameters: Hyperparam
     )
 
 
-@functools.partial(jax.jit, static_argnums=2)
 def fit_design(kernel: Kernel, design: Design, config: FitConfig) -> Posterior:
-    """Fit on a design set that has been checked.
+    """Fit on a design set that has been checked."""
+    return complete_design(shape_of_design(kernel, design, config), design, config)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def shape_of_design(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
+    """Fit the kernel's leaves and the noise relative to the amplitude: what costs most of a fit.
 
     The squares of targets need not be numbers of their type: what is fitted is a power of two
-    times smaller, and scaled back. An amplitude beyond the type is at a bound.
+    times smaller.
     """
-    scale = _power_of_two(only_finite(design).targets)
-    scaled = design._replace(targets=design.targets / scale)
-    fitted = fit_hyperparameters(kernel, only_finite(scaled), config)
-    amplitude, noise, mean = map(jnp.asarray, fitted.hyperparameters)
-    posterior = condition_design(fitted.kernel, scaled, fitted.hyperparameters)
+    design = only_finite(design)
+    scale = _power_of_two(design.targets)
+    return fit_shape(kernel, design._replace(targets=design.targets / scale), config)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterior:
+    """Fit amplitude and mean, which are closed, and condition on a design set.
+
+    Targets are scaled as above, and all is scaled back. An amplitude beyond the type is at a bound.
+    """
+    finite = only_finite(design)
+    scale = _power_of_two(finite.targets)
+    scaled = finite._replace(targets=finite.targets / scale)
+    average = jnp.zeros_like(scale)
+    if config.mean == "constant":
+        scaled, average = centred(scaled)
+    points = jnp.sum(scaled.mask)
+    solution = solve(
+        shape.kernel, scaled, shape.ratio, None if config.mean == "constant" else average
+    )
+    amplitude = best_amplitude(solution.quadratic, points)
+    amplitude = jnp.where(points > 0, amplitude, 1)
+    mean, noise = average + solution.mean, amplitude * shape.ratio
+    found = Hyperparameters(amplitude, noise, mean)
+    posterior = _posterior(shape.kernel, design, scaled, found, solution)
     lowest, highest = jnp.sqrt(jnp.finfo(scale.dtype).tiny), 1e-6 * jnp.finfo(scale.dtype).max
     root = jnp.clip(scale, jnp.sqrt(lowest / amplitude), jnp.sqrt(highest / amplitude))
-    points = jnp.sum(posterior.design.mask)
+    at_bound = shape.at_bound | (solution.quadratic == 0) | (root < scale)
     return dataclasses.replace(
         posterior,
-        design=only_finite(design),
+        design=finite,
         hyperparameters=Hyperparameters(amplitude * root**2, noise * root**2, mean * scale),
         coefficients=posterior.coefficients * scale,
         factor=posterior.factor * root,
         log_marginal_likelihood=posterior.log_marginal_likelihood - points * jnp.log(scale),
-        status=posterior.status | flag(fitted.at_bound | (root < scale), Status.AT_BOUND),
+        status=posterior.status | flag(at_bound, Status.AT_BOUND),
     )
 
 
@@ -290,27 +330,51 @@ def double_sum(
     amplitude = jnp.asarray(posterior.hyperparameters.amplitude)
     # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
     explained = jnp.sum(matmul(posterior.factor.T, matmul(basis.T, weights)) ** 2)
-    if posterior.weight_space and not squared:
-        return explained
-    if posterior.kernel.finite and not squared:
-        prior = jnp.sum(matmul(posterior.kernel.features(archs).T, weights) ** 2)
-        return amplitude * prior - explained
+    if not squared:
+        if posterior.weight_space:
+            return explained
+        return amplitude * _prior_sum(posterior.kernel, archs, weights) - explained
     half = matmul(basis, posterior.factor)
     if posterior.weight_space:
         return jnp.sum(matmul(half.T * weights, half) ** 2)
 
-    rows = min(_ROWS, len(weights))
-    blocks = -(-len(weights) // rows)
-    padding = blocks * rows - len(weights)
-
-    def blocked(array: Array) -> Array:
-        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, widths).reshape(blocks, rows, *array.shape[1:])
-
     def block(part: tuple[Array, Array, Array]) -> Float[Array, ""]:
         some_archs, some_half, some_weights = part
         prior = amplitude * posterior.kernel.cross(some_archs, archs)
-        covariance = prior - matmul(some_half, half.T)
-        return some_weights @ matmul(covariance**2 if squared else covariance, weights)
+        return some_weights @ matmul((prior - matmul(some_half, half.T)) ** 2, weights)
 
-    return jnp.sum(lax.map(block, (blocked(archs), blocked(half), blocked(weights))))
+    return jnp.sum(lax.map(block, _blocks(-(-len(weights) // _ROWS), archs, half, weights)))
+
+
+def _prior_sum(
+    kernel: Kernel, archs: Num[Array, "m length"], weights: Float[Array, " m"]
+) -> Float[Array, ""]:
+    """Return Σ_i Σ_j w_i w_j k_ij."""
+    if kernel.finite:
+        return jnp.sum(matmul(kernel.features(archs).T, weights) ** 2)
+
+    # Each pair of blocks once: of an odd number in a circle, every one meets half of the others.
+    blocks = -(-len(weights) // _ROWS) | 1
+    archs, weights = _blocks(blocks, archs, weights)
+    ahead = blocks // 2
+    circle = [jnp.concatenate([part, part[:ahead]]) for part in (archs, weights)]
+    counted = jnp.where(jnp.arange(1 + ahead) > 0, 2, 1).astype(weights.dtype)
+
+    def block(i: Int32[Array, ""]) -> Float[Array, ""]:
+        others, shares = (lax.dynamic_slice_in_dim(part, i, 1 + ahead) for part in circle)
+        shares = (shares * counted[:, None]).ravel()
+        others = others.reshape(-1, archs.shape[-1])
+        return weights[i] @ matmul(kernel.cross(archs[i], others), shares)
+
+    return jnp.sum(lax.map(block, jnp.arange(blocks, dtype=jnp.int32)))
+
+
+def _blocks(blocks: int, *arrays: Array) -> tuple[Array, ...]:
+    """Cut arrays into blocks of rows, padded with zeros."""
+    rows = -(-len(arrays[0]) // blocks)
+
+    def cut(array: Array) -> Array:
+        widths = [(0, blocks * rows - len(array))] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, widths).reshape(blocks, rows, *array.shape[1:])
+
+    return tuple(map(cut, arrays))

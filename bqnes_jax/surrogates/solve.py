@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
@@ -18,6 +19,7 @@ class Solution(NamedTuple):
 
     coefficients: Float[Array, " r"]
     factor: Float[Array, "r r"]
+    mean: Float[Array, ""]  # c
     quadratic: Float[Array, ""]  # (y − c)ᵀ C⁻¹ (y − c)
     log_determinant: Float[Array, ""]  # log |C|
     jittered: Bool[Array, ""]
@@ -48,19 +50,35 @@ def solve(
 
     A `mean` of None stands for the likeliest, c = 1ᵀC⁻¹y / 1ᵀC⁻¹1 (generalised least squares).
     """
-    ones = design.mask.astype(design.targets.dtype)
-    targets = design.targets if mean is None else design.targets - mean * ones
-    both = jnp.stack([targets, ones if mean is None else jnp.zeros_like(ones)], axis=1)
+    both = _columns(design, mean)
     solve_form = _solve_weights if in_weight_space(kernel, design.archs) else _solve_points
     solved = solve_form(kernel, design, ratio, both)
     shift = least_squares(solved.whitened)
     return Solution(
         coefficients=solved.coefficients[:, 0] - shift * solved.coefficients[:, 1],
         factor=solved.factor,
+        mean=shift if mean is None else jnp.asarray(mean, shift.dtype),
         quadratic=jnp.sum((solved.whitened[:, 0] - shift * solved.whitened[:, 1]) ** 2),
         log_determinant=solved.log_determinant,
         jittered=solved.jittered,
     )
+
+
+def profile_loss(
+    kernel: Kernel, design: Design, ratio: Float[Array, ""], mean: ArrayLike | None
+) -> Float[Array, ""]:
+    """Return −log max_a N(y; c, a(K + ρI)) / n, less a constant; `ratio` and `mean` as above.
+
+    It is ½ log((y − c)ᵀC⁻¹(y − c)/n) + ½ log|C|/n. Where C is factorised, its gradient by C is
+    ½ C⁻¹/n − ½ ββᵀ/(y − c)ᵀβ with β = C⁻¹(y − c): one inverse, instead of a way back through the
+    factorisation. (The likeliest c is at a maximum, so that it counts as fixed.)
+    """
+    points = jnp.maximum(jnp.sum(design.mask), 1).astype(design.targets.dtype)
+    if not in_weight_space(kernel, design.archs):
+        covariance = _covariance(kernel, design, ratio)
+        return _loss_of_covariance(covariance, _columns(design, mean), points)
+    solution = solve(kernel, design, ratio, mean)
+    return _loss(solution.quadratic, solution.log_determinant, points)
 
 
 def least_squares(both: Float[Array, "r 2"]) -> Float[Array, ""]:
@@ -104,10 +122,17 @@ def _solve_weights(
 def _solve_points(
     kernel: Kernel, design: Design, ratio: Float[Array, ""], both: Float[Array, "n 2"]
 ) -> _Solved:
-    gram = masked_gram(kernel, design)
-    covariance = gram + jnp.diag(jnp.where(design.mask, ratio, 1))
+    return _solve_covariance(_covariance(kernel, design, ratio), both)
+
+
+def _covariance(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Float[Array, "n n"]:
+    return masked_gram(kernel, design) + jnp.diag(jnp.where(design.mask, ratio, 1))
+
+
+def _solve_covariance(covariance: Float[Array, "n n"], both: Float[Array, "n 2"]) -> _Solved:
     lower, jittered = _cholesky(covariance)
-    inverse = solve_triangular(lower, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
+    identity = jnp.eye(len(covariance), dtype=covariance.dtype)
+    inverse = solve_triangular(lower, identity, lower=True)
     whitened = matmul(inverse, both)
     return _Solved(
         coefficients=matmul(inverse.T, whitened),
@@ -118,6 +143,50 @@ def _solve_points(
     )
 
 
+def _columns(design: Design, mean: ArrayLike | None) -> Float[Array, "n 2"]:
+    """Return y − c, and beside it ones where c is yet to be found, zeros otherwise."""
+    ones = design.mask.astype(design.targets.dtype)
+    targets = design.targets if mean is None else design.targets - mean * ones
+    return jnp.stack([targets, ones if mean is None else jnp.zeros_like(ones)], axis=1)
+
+
+def _loss(quadratic: Array, log_determinant: Array, points: Array) -> Float[Array, ""]:
+    quadratic = jnp.maximum(quadratic, jnp.finfo(quadratic.dtype).tiny)
+    return 0.5 * (jnp.log(quadratic / points) + log_determinant / points)
+
+
+@jax.custom_vjp
+def _loss_of_covariance(
+    covariance: Float[Array, "n n"], both: Float[Array, "n 2"], points: Float[Array, ""]
+) -> Float[Array, ""]:
+    return _loss_and_inverse(covariance, both, points)[0]
+
+
+def _loss_and_inverse(covariance: Array, both: Array, points: Array) -> tuple[Array, tuple]:
+    solved = _solve_covariance(covariance, both)
+    shift = least_squares(solved.whitened)
+    residual = solved.whitened @ jnp.stack([jnp.ones_like(shift), -shift])
+    quadratic = jnp.sum(residual**2)
+    return _loss(quadratic, solved.log_determinant, points), (
+        solved.factor,
+        matmul(solved.factor, residual),
+        quadratic,
+        points,
+    )
+
+
+def _loss_gradient(kept: tuple, gradient: Float[Array, ""]) -> tuple[Array, None, None]:
+    factor, solved, quadratic, points = kept
+    found = quadratic > jnp.finfo(quadratic.dtype).tiny
+    unit = jnp.where(found, solved / jnp.sqrt(jnp.where(found, quadratic, 1)), 0)
+    inverse = matmul(factor, factor.T)
+    return 0.5 * gradient * (inverse / points - unit[:, None] * unit), None, None
+
+
+_loss_of_covariance.defvjp(_loss_and_inverse, _loss_gradient)
+
+
+@jax.custom_jvp
 def _cholesky(
     matrix: Float[Array, "n n"],
 ) -> tuple[Float[Array, "n n"], Bool[Array, ""]]:
@@ -125,14 +194,29 @@ def _cholesky(
 
     JAX returns NaN where there is no factor; and where a pivot is lost in rounding, worse: numbers.
     """
-    fixed = lax.stop_gradient(matrix)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     least = 1e-6 if matrix.dtype == jnp.float32 else 1e-10
-    least = least * jnp.max(jnp.diagonal(fixed), initial=1)
+    least = least * jnp.max(jnp.diagonal(matrix), initial=1)
 
-    def fails(jitter: Float[Array, ""]) -> Bool[Array, ""]:
-        pivots = jnp.diagonal(jnp.linalg.cholesky(fixed + jitter * identity)) ** 2
-        return ~jnp.all(pivots > 0.9 * least) & (jitter < 1)
+    def fails(tried: tuple[Array, Array]) -> Bool[Array, ""]:
+        lower, jitter = tried
+        return ~jnp.all(jnp.diagonal(lower) ** 2 > 0.9 * least) & (jitter < 1)
 
-    jitter = lax.while_loop(fails, lambda j: jnp.maximum(10 * j, least), jnp.zeros_like(least))
-    return jnp.linalg.cholesky(matrix + jitter * identity), jitter > 0
+    def try_more(tried: tuple[Array, Array]) -> tuple[Array, Array]:
+        jitter = jnp.maximum(10 * tried[1], least)
+        return jnp.linalg.cholesky(matrix + jitter * identity), jitter
+
+    start = jnp.linalg.cholesky(matrix), jnp.zeros_like(least)
+    lower, jitter = lax.while_loop(fails, try_more, start)
+    return lower, jitter > 0
+
+
+@_cholesky.defjvp
+def _cholesky_jvp(primals: tuple[Array], tangents: tuple[Array]):
+    """Differentiate as if the jitter were given: dL = L Φ(L⁻¹ dC L⁻ᵀ), Φ halving the diagonal."""
+    lower, jittered = _cholesky(*primals)
+    (change,) = tangents
+    half = solve_triangular(lower, (change + change.T) / 2, lower=True)
+    inner = jnp.tril(solve_triangular(lower, half.T, lower=True))
+    inner = inner - jnp.diag(jnp.diagonal(inner)) / 2
+    return (lower, jittered), (matmul(lower, inner), np.zeros(jittered.shape, jax.dtypes.float0))

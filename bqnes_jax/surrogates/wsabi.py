@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
@@ -43,8 +44,14 @@ from bqnes_jax.surrogates.base import (
     as_design,
     as_rows,
 )
-from bqnes_jax.surrogates.fitting import FitConfig
-from bqnes_jax.surrogates.gp import Posterior, condition_design, double_sum, fit_design
+from bqnes_jax.surrogates.fitting import FitConfig, Shape, is_due
+from bqnes_jax.surrogates.gp import (
+    Posterior,
+    complete_design,
+    condition_design,
+    double_sum,
+    shape_of_design,
+)
 from bqnes_jax.types import Status, flag, throw_if_failed
 
 WARPS = ("linear", "moment", "none", "log", "lognormal")
@@ -181,10 +188,47 @@ def fit(
         (50,)
     """
     design = _design(kernel, archs, log_likelihoods, mask, temperature)
-    found = _fit(kernel, design, temperature, config, fit_config)
+    shape = _shape(kernel, design, temperature, config, fit_config)
+    found = _complete(shape, design, temperature, config, fit_config)
     if throw:
         throw_if_failed(found.status, "wsabi.fit")
     return found
+
+
+def refit(
+    shape: Shape,
+    kernel: Kernel,
+    archs: ArrayLike,
+    log_likelihoods: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    temperature: ArrayLike = TEMPERATURE,
+    config: WarpConfig = WarpConfig(),
+    fit_config: FitConfig = FitConfig(),
+) -> tuple[LikelihoodModel, Shape]:
+    """Fit as `fit` does, but keep the kernel's leaves and ρ until the points have grown enough.
+
+    Args:
+        shape: what this returned for fewer points, or `fitting.no_shape(kernel)`.
+        kernel: as of `fit`; every fit of leaves begins there, so that it depends on the points
+            alone and not on what was fitted before.
+        archs: as of `fit`, like all that follows.
+        log_likelihoods: summed over the validation points.
+        mask: false for padding.
+        temperature: divides the log-likelihoods.
+        config: the warp.
+        fit_config: bounds, steps, and the growth that is enough.
+
+    Returns:
+        A `LikelihoodModel`, and the shape of it, for the next time.
+    """
+    design = _design(kernel, archs, log_likelihoods, mask, temperature)
+    shape = lax.cond(
+        is_due(shape, design, fit_config),
+        lambda: _shape(kernel, design, temperature, config, fit_config),
+        lambda: shape,
+    )
+    return _complete(shape, design, temperature, config, fit_config), shape
 
 
 def unwarp(model: LikelihoodModel, latent: Prediction) -> Prediction:
@@ -267,15 +311,26 @@ def _condition(
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _fit(
+def _shape(
     kernel: Kernel,
+    design: Design,
+    temperature: ArrayLike,
+    config: WarpConfig,
+    fit_config: FitConfig,
+) -> Shape:
+    return shape_of_design(kernel, _latent_design(design, temperature, config)[1], fit_config)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _complete(
+    shape: Shape,
     design: Design,
     temperature: ArrayLike,
     config: WarpConfig,
     fit_config: FitConfig,
 ) -> LikelihoodModel:
     warped, latent_design = _latent_design(design, temperature, config)
-    return _model(fit_design(kernel, latent_design, fit_config), design, warped, config)
+    return _model(complete_design(shape, latent_design, fit_config), design, warped, config)
 
 
 def _design(
