@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
@@ -130,7 +129,7 @@ def _covariance(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Floa
 
 
 def _solve_covariance(covariance: Float[Array, "n n"], both: Float[Array, "n 2"]) -> _Solved:
-    lower, jittered = _cholesky(covariance)
+    lower, jitter = _cholesky(covariance)
     identity = jnp.eye(len(covariance), dtype=covariance.dtype)
     inverse = solve_triangular(lower, identity, lower=True)
     whitened = matmul(inverse, both)
@@ -139,7 +138,7 @@ def _solve_covariance(covariance: Float[Array, "n n"], both: Float[Array, "n 2"]
         whitened=whitened,
         factor=inverse.T,
         log_determinant=2 * jnp.sum(jnp.log(jnp.diagonal(lower))),
-        jittered=jittered,
+        jittered=jitter > 0,
     )
 
 
@@ -187,12 +186,11 @@ _loss_of_covariance.defvjp(_loss_and_inverse, _loss_gradient)
 
 
 @jax.custom_jvp
-def _cholesky(
-    matrix: Float[Array, "n n"],
-) -> tuple[Float[Array, "n n"], Bool[Array, ""]]:
+def _cholesky(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
     """Factorise, with the smallest jitter of 0, δ, 10δ, … that leaves every pivot above δ.
 
     JAX returns NaN where there is no factor; and where a pivot is lost in rounding, worse: numbers.
+    Returns the factor, and the jitter.
     """
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     least = 1e-6 if matrix.dtype == jnp.float32 else 1e-10
@@ -207,16 +205,15 @@ def _cholesky(
         return jnp.linalg.cholesky(matrix + jitter * identity), jitter
 
     start = jnp.linalg.cholesky(matrix), jnp.zeros_like(least)
-    lower, jitter = lax.while_loop(fails, try_more, start)
-    return lower, jitter > 0
+    return lax.while_loop(fails, try_more, start)
 
 
 @_cholesky.defjvp
 def _cholesky_jvp(primals: tuple[Array], tangents: tuple[Array]):
     """Differentiate as if the jitter were given: dL = L Φ(L⁻¹ dC L⁻ᵀ), Φ halving the diagonal."""
-    lower, jittered = _cholesky(*primals)
+    lower, jitter = _cholesky(*primals)
     (change,) = tangents
     half = solve_triangular(lower, (change + change.T) / 2, lower=True)
     inner = jnp.tril(solve_triangular(lower, half.T, lower=True))
     inner = inner - jnp.diag(jnp.diagonal(inner)) / 2
-    return (lower, jittered), (matmul(lower, inner), np.zeros(jittered.shape, jax.dtypes.float0))
+    return (lower, jitter), (matmul(lower, inner), jnp.zeros_like(jitter))

@@ -1,0 +1,221 @@
+"""What a step of a search fits, and how often: closed gradients, kept shapes, shorter histories."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from bqnes_jax.candidates import Outcome, SearchConfig, make, tell
+from bqnes_jax.candidates.base import State, empty_history, is_among
+from bqnes_jax.candidates.registry import stages
+from bqnes_jax.drivers import scan
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import RBF
+from bqnes_jax.spaces import enumerate_space
+from bqnes_jax.surrogates import FitConfig, gp, wsabi
+from bqnes_jax.surrogates.base import Design
+from bqnes_jax.surrogates.fitting import Shape, _thinned, no_shape
+from bqnes_jax.surrogates.solve import _cholesky, profile_loss, solve
+from tests.toy import GRID, Endless
+
+ENDLESS = Endless()
+KERNEL = RBF(GRID, np.array([0.6, 0.9]))
+FIT = FitConfig((1e-3, 10.0), kernel_steps=4, mean="constant")
+SEARCH = SearchConfig(
+    initial=6, budget=16, temperature=1.0, fit=FIT, pool=24, mutated=8, samples=16, climbs=2
+)
+
+
+def surface(archs):
+    x = jnp.asarray(archs, float)
+    return jnp.sin(x[:, 0]) + 0.3 * x[:, 1] - 0.05 * x[:, 0] * x[:, 1]
+
+
+def design_of(n, padding=0, seed=0):
+    """Observations of a surface with noise, the first two of the same architecture."""
+    archs = GRID.sample(jax.random.key(seed), n + padding).at[1].set(0).at[0].set(0)
+    noise = np.random.default_rng(seed).normal(size=n + padding) / 10
+    mask = jnp.arange(n + padding) < n
+    return Design(archs, jnp.where(mask, surface(archs) + noise, 0), mask)
+
+
+@pytest.mark.parametrize("mean", [None, 0.3])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_the_loss_has_its_gradient_in_closed_form(mean, padding, tolerance):
+    design = design_of(20, padding)
+
+    def loss(log_parameters, of=profile_loss):
+        scales, ratio = jnp.exp(log_parameters[:2]), jnp.exp(log_parameters[2])
+        return of(RBF(GRID, scales), design, ratio, mean)
+
+    def through_the_factor(kernel, design, ratio, mean):
+        solution = solve(kernel, design, ratio, mean)
+        return 0.5 * (jnp.log(solution.quadratic / 20) + solution.log_determinant / 20)
+
+    at = jnp.log(jnp.array([0.6, 0.9, 0.05]))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(at)
+    theirs = jax.value_and_grad(lambda at: loss(at, through_the_factor))(at)
+    np.testing.assert_allclose(value, theirs[0], rtol=tolerance(1e-4, 1e-10))
+    np.testing.assert_allclose(gradient, theirs[1], rtol=tolerance(5e-3, 1e-8), atol=1e-5)
+    several = jax.vmap(jax.grad(loss))(jnp.stack([at, at + 0.1]))
+    np.testing.assert_allclose(several[0], gradient, rtol=tolerance(1e-3, 1e-10), atol=1e-6)
+    if gradient.dtype == jnp.float64:
+        slow = approx_fprime(np.asarray(at), lambda at: float(loss(jnp.asarray(at))), 1e-6)
+        np.testing.assert_allclose(gradient, slow, atol=1e-5)
+
+
+def test_the_loss_of_constant_targets_has_a_finite_gradient():
+    design = design_of(8)._replace(targets=jnp.ones(8))
+    gradient = jax.grad(lambda ratio: profile_loss(KERNEL, design, ratio, None))(jnp.asarray(0.1))
+    assert jnp.isfinite(gradient)
+
+
+def test_a_factor_with_jitter_is_differentiated_like_one_without(tolerance):
+    half = np.random.default_rng(0).normal(size=(6, 6))
+    change = jnp.asarray(half + half.T)
+    regular = jnp.asarray(half @ half.T + np.eye(6))
+    ours = jax.jvp(lambda m: _cholesky(m)[0], (regular,), (change,))[1]
+    theirs = jax.jvp(jnp.linalg.cholesky, (regular,), (change,))[1]
+    np.testing.assert_allclose(ours, theirs, atol=tolerance(1e-4, 1e-10))
+    lower, jitter = _cholesky(jnp.ones((3, 3)))  # of rank one
+    assert 0 < jitter < 1e-4
+    assert jnp.isfinite(lower).all()
+
+
+def test_rbf_derivatives_are_those_of_its_formula(tolerance):
+    archs, others = enumerate_space(GRID)[::5], enumerate_space(GRID)[1::7]
+    weights = np.random.default_rng(0).normal(size=(len(archs), len(others)))
+
+    def plain(scales):
+        difference = GRID.coordinates(archs)[:, None] - GRID.coordinates(others)
+        return jnp.sum(weights * jnp.exp(-0.5 * jnp.sum((difference / scales) ** 2, axis=-1)))
+
+    def ours(scales):
+        return jnp.sum(weights * RBF(GRID, scales).cross(archs, others))
+
+    at = jnp.array([0.4, 1.3])
+    for derivative in (jax.grad, jax.jacfwd, jax.hessian):
+        found, wanted = jax.jit(derivative(ours))(at), derivative(plain)(at)
+        np.testing.assert_allclose(found, wanted, rtol=tolerance(1e-3, 1e-9), atol=1e-4)
+
+
+@pytest.mark.parametrize("mean", ["zero", "constant"])
+def test_amplitude_and_mean_are_the_likeliest_for_a_shape(mean, tolerance):
+    design = design_of(15, padding=3)
+    shape = Shape(KERNEL, jnp.asarray(0.05), jnp.zeros((), bool), jnp.int32(15))
+    found = gp.complete_design(shape, design, FitConfig(mean=mean))
+    covariance = np.asarray(KERNEL.gram(design.archs[:15]), float) + 0.05 * np.eye(15)
+    targets, inverse = np.asarray(design.targets[:15], float), np.linalg.inv(covariance)
+    c = inverse.sum(axis=0) @ targets / inverse.sum() if mean == "constant" else 0.0
+    a = (targets - c) @ inverse @ (targets - c) / 15
+    wanted = (a, 0.05 * a, c)
+    np.testing.assert_allclose(found.hyperparameters, wanted, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
+    again = gp.condition_design(KERNEL, design, found.hyperparameters)
+    pair = (found.predict(design.archs), again.predict(design.archs))
+    np.testing.assert_allclose(*pair, rtol=tolerance(1e-2, 1e-7), atol=tolerance(1e-4, 1e-9))
+
+
+def test_a_shape_is_kept_until_enough_has_been_added(tolerance):
+    design = design_of(24)
+
+    def refit(shape, n, growth=0.25):
+        mask = jnp.arange(24) < n
+        config = FitConfig((1e-3, 10.0), kernel_steps=4, growth=growth)
+        options = {"mask": mask, "temperature": 1.0, "fit_config": config}
+        return (
+            *wsabi.refit(shape, KERNEL, design.archs, design.targets, **options),
+            wsabi.fit(KERNEL, design.archs, design.targets, **options),
+        )
+
+    model, shape, fitted = refit(no_shape(KERNEL), 12)
+    np.testing.assert_allclose(model.latent.coefficients, fitted.latent.coefficients)
+    assert int(shape.points) == 12
+    for n in (13, 14):
+        model, kept, _ = refit(shape, n)
+        np.testing.assert_array_equal(kept.kernel.length_scales, shape.kernel.length_scales)
+        ratio = model.latent.hyperparameters.noise / model.latent.hyperparameters.amplitude
+        np.testing.assert_allclose(ratio, shape.ratio, rtol=1e-5)
+        assert int(model.design.mask.sum()) == n
+    for n, growth in ((15, 0.25), (13, 0.0), (9, 0.25)):  # enough, always, fewer
+        model, new, fitted = refit(shape, n, growth)
+        assert int(new.points) == n
+        np.testing.assert_allclose(new.kernel.length_scales, fitted.kernel.length_scales)
+        np.testing.assert_allclose(model.latent.factor, fitted.latent.factor, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_more_targets_than_points_are_taken_evenly():
+    design = Design(jnp.arange(20)[:, None], jnp.arange(20.0), jnp.arange(20) < 16)
+    np.testing.assert_array_equal(_thinned(design, 8).targets, np.arange(0, 16, 2))
+    few = _thinned(design._replace(mask=jnp.arange(20) % 4 == 1), 8)
+    np.testing.assert_array_equal(few.targets[few.mask], [1, 5, 9, 13, 17])
+    assert _thinned(design, 20) is design
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_what_is_among_others_is_found_by_comparing_rows():
+    rng = np.random.default_rng(0)
+    archs, others = (rng.integers(0, 2, (40, 4), np.int32) for _ in range(2))
+    counts = rng.random(40) < 0.3
+    wanted = (archs[:, None] == others[counts]).all(axis=-1).any(axis=1)
+    found = is_among(jnp.asarray(archs), jnp.asarray(others), jnp.asarray(counts))
+    np.testing.assert_array_equal(found, wanted)
+    assert wanted.any() and not wanted.all()
+
+
+def searched(config, space=ENDLESS, keys=None):
+    strategy = make("us", space, kernel=RBF(space, np.array([0.6, 0.9])), config=config)
+
+    def run(key):
+        return scan(strategy, config, key, lambda archs: Outcome(archs, surface(archs)))
+
+    return jax.jit(run)(jax.random.key(0)) if keys is None else jax.jit(jax.vmap(run))(keys)
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_shorter_histories_choose_the_same(monkeypatch):
+    at_once = searched(SEARCH)
+    monkeypatch.setattr("bqnes_jax.candidates.registry._STAGE", 7)
+    assert stages(16) == (7, 14, 16)
+    in_stages = searched(SEARCH)
+    np.testing.assert_array_equal(at_once.history.archs, in_stages.history.archs)
+    pair = (at_once.trace.evidence.log_evidence, in_stages.trace.evidence.log_evidence)
+    np.testing.assert_allclose(*pair, rtol=1e-6)
+    keys = jax.random.split(jax.random.key(5), 2).at[0].set(jax.random.key(0))
+    together = searched(SEARCH, keys=keys)
+    np.testing.assert_array_equal(together.history.archs[0], at_once.history.archs)
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_a_search_refits_when_its_candidates_have_grown():
+    trace = searched(SEARCH).trace  # 6, 7, … 16 candidates; a tenth more, rounded up
+    scales = np.asarray(trace.kernel.length_scales)
+    changed = [
+        n for n, a, b in zip(range(7, 17), scales, scales[1:], strict=False) if (a != b).any()
+    ]
+    assert changed == [7, 8, 9, 10, 11, 13, 15]
+
+
+@pytest.mark.parametrize("told", ["failures", "one", "twins"])
+def test_odd_histories_have_a_next_step(told):
+    archs = jnp.array([[0, 1], [2, 3], [4, 5], [1, 1]]) * (0 if told == "twins" else 1)
+    values = jnp.full(4, jnp.nan) if told == "failures" else jnp.array([0.3, 0.1, -jnp.inf, 0.2])
+    some = slice(0, 1) if told == "one" else slice(None)
+    strategy = make("us", ENDLESS, kernel=RBF(ENDLESS, np.array([0.6, 0.9])), config=SEARCH)
+    state = State(empty_history(16, 2), strategy.init(jax.random.key(0))[0].reference)
+    state, info = strategy.ask(jax.random.key(1), tell(state, Outcome(archs[some], values[some])))
+    assert jnp.isfinite(jnp.asarray(info.hyperparameters)).all()
+    assert (info.archs >= 0).all()
+    again = strategy.ask(jax.random.key(1), state)[1]  # by the shape that was kept
+    np.testing.assert_array_equal(again.archs, info.archs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"growth": -0.1}, "growth is -0.1"), ({"points": 1}, "points is 1")],
+)
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_impossible_settings_are_refused(fields, message):
+    with pytest.raises(BQNESError, match=message):
+        FitConfig(**fields)
