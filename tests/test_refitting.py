@@ -154,6 +154,19 @@ def test_more_targets_than_points_are_taken_evenly():
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_long_history_is_thinned_to_its_best_and_others():
+    values = jnp.array([5.0, 1, jnp.nan, 7, 2, 3, 4, 6, 0, 0])  # the last two are padding
+    archs = jnp.arange(10, dtype=jnp.int32)[:, None]
+    history = empty_history(10, 1)._replace(archs=archs, log_likelihoods=values)
+    kept = jax.jit(lambda history: history.thinned(4))(history._replace(count=jnp.int32(8)))
+    assert int(kept.count) == 4
+    assert kept.archs.ravel().tolist() == [3, 7, 0, 4]  # the best two; of 0 1 2 4 5 6, every third
+    few = history._replace(count=jnp.int32(3)).thinned(8)
+    assert sorted(few.archs[few.evaluated].ravel().tolist()) == [0, 1, 2]
+    assert history.thinned(10) is history
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_what_is_among_others_is_found_by_comparing_rows():
     rng = np.random.default_rng(0)
     archs, others = (rng.integers(0, 2, (40, 4), np.int32) for _ in range(2))

@@ -23,7 +23,7 @@ from bqnes_jax.quadrature.scale import OBSERVATIONS, choose_temperature, scale_t
 from bqnes_jax.selection import MEASURES, Measure
 from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, LikelihoodModel, WarpConfig
-from bqnes_jax.surrogates.fitting import Shape
+from bqnes_jax.surrogates.fitting import Shape, take_evenly
 from bqnes_jax.types import PRNGKey
 
 
@@ -163,6 +163,17 @@ class History(NamedTuple):
         """Return the first entries, all of them if there are no more than `size`."""
         kept = jax.tree.map(lambda leaf: leaf[:size], self._replace(count=None))
         return kept._replace(count=self.count)
+
+    def thinned(self, size: int) -> "History":
+        """Return `size` entries at most: the best half of as many, and others evenly."""
+        if len(self.archs) <= size:
+            return self
+        best = lax.top_k(self.known, size // 2)[1]
+        others = self.evaluated.at[best].set(False)
+        chosen = jnp.concatenate([best, take_evenly(others, size - size // 2)])
+        chosen = chosen[jnp.argsort(~self.evaluated[chosen], stable=True)]
+        kept = jax.tree.map(lambda leaf: leaf[chosen], self._replace(count=None))
+        return kept._replace(count=jnp.minimum(self.count, size))
 
     @property
     def best_index(self) -> Int32[Array, ""]:

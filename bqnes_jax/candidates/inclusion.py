@@ -1,5 +1,7 @@
 """How likely architectures were to be among the candidates of a search by draws."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,6 +43,9 @@ def inclusion_probabilities(
         them in a row has no meaning.
     """
     landscape = Listed(space, make_kernel(space, config.kernel) if kernel is None else kernel)
+    # Every candidate is predicted from the others: none may be left out.
+    fit = dataclasses.replace(config.fit, limit=max(config.fit.limit, config.budget))
+    config = dataclasses.replace(config, fit=fit)
     rows, _ = landscape.summands(None)
     index, numbers = space.index(history.archs), jnp.arange(config.budget)
     first = history.known[: config.initial]

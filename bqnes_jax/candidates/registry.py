@@ -36,6 +36,7 @@ from bqnes_jax.spaces.seeded import Seeded
 from bqnes_jax.surrogates import Hyperparameters, LikelihoodModel, gp, wsabi
 from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.fitting import Shape, no_shape
+from bqnes_jax.surrogates.solve import in_weight_space
 from bqnes_jax.types import PRNGKey, Status
 
 _STAGE = 256  # candidates, with which a step is compiled for fewer than the budget
@@ -218,6 +219,9 @@ def refit_model(
     shape: Shape | None,
 ) -> tuple[LikelihoodModel, Shape | None]:
     """Fit the surrogate to what has been evaluated, some of it only after enough has been added."""
+    count = history.count
+    if not in_weight_space(landscape.kernel, landscape.rows(history.archs)):
+        history = history.thinned(config.fit.limit)
     if first_shape(landscape, config) is None:
         return fit_model(landscape, history, config, temperature), shape
     return wsabi.refit(
@@ -226,6 +230,7 @@ def refit_model(
         landscape.rows(history.archs),
         history.known,
         mask=history.evaluated,
+        count=count,
         temperature=temperature,
         config=config.warp,
         fit_config=config.fit,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int32, Num
+from jaxtyping import Array, Bool, Float, Int, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_bounds, check_choice, check_whole
 from bqnes_jax.kernels.base import Kernel, matmul
@@ -46,7 +46,9 @@ class FitConfig:
             beside them, are fitted again; amplitude and mean are at every step. 0 fits everything
             at every step, as is done anyway where a kernel has no leaves.
         points: how many of the targets leaves and ρ are fitted to, if there are more; these are
-            taken evenly. Predictions are by all of them.
+            taken evenly.
+        limit: of a search: how many candidates its surrogate is conditioned on, if there are more
+            and the kernel has no fewer features: the best half of as many, the others evenly.
     """
 
     noise_bounds: tuple[float, float] = (1e-5, 1e-1)
@@ -56,6 +58,7 @@ class FitConfig:
     mean: str = "zero"
     growth: float = 0.1
     points: int = 1024
+    limit: int = 2048
 
     def __post_init__(self) -> None:
         check_choice("mean", self.mean, MEANS)
@@ -63,6 +66,7 @@ class FitConfig:
         check_bounds("kernel_bounds", self.kernel_bounds)
         check_whole("kernel_steps", self.kernel_steps, 0)
         check_whole("points", self.points, 2)
+        check_whole("limit", self.limit, 2)
         if not 0 <= self.growth < math.inf:
             raise BQNESError(f"growth is {self.growth!r}; it must be a finite number, 0 or more.")
 
@@ -86,12 +90,9 @@ def no_shape(kernel: Kernel) -> Shape:
     return Shape(kernel, jnp.asarray(jnp.nan), jnp.zeros((), bool), jnp.int32(0))
 
 
-def is_due(shape: Shape, design: Design, config: FitConfig) -> Bool[Array, ""]:
-    """Tell whether the points have grown enough, or become fewer, for a shape to be fitted again.
-
-    Points are counted as `fit_shape` does: what is no number is none.
-    """
-    new = jnp.sum(design.mask & (design.targets < jnp.inf)) - shape.points
+def is_due(shape: Shape, count: Int[Array, ""], config: FitConfig) -> Bool[Array, ""]:
+    """Tell whether points have grown enough, or become fewer, for a shape to be fitted again."""
+    new = count - shape.points
     enough = config.growth * shape.points - 1e-3  # a product may round up
     return (shape.points == 0) | (new < 0) | (new >= enough)
 
@@ -123,11 +124,15 @@ def _thinned(design: Design, points: int) -> Design:
     """Take at most so many of the targets, evenly in their order."""
     if len(design.mask) <= points:
         return design
-    count = jnp.sum(design.mask)
-    order = jnp.argsort(~design.mask, stable=True)
-    numbers = jnp.arange(points)
-    chosen = order[numbers * jnp.maximum(count, points) // points]
+    chosen = take_evenly(design.mask, points)
     return Design(design.archs[chosen], design.targets[chosen], design.mask[chosen])
+
+
+def take_evenly(mask: Bool[Array, " n"], points: int) -> Int32[Array, " points"]:
+    """Return where a mask is true, at so many places; and where not, if these are too few."""
+    order = jnp.argsort(~mask, stable=True)
+    count = jnp.maximum(jnp.sum(mask), points)
+    return order[jnp.arange(points) * count // points].astype(jnp.int32)
 
 
 class Spectrum(NamedTuple):
@@ -138,7 +143,7 @@ class Spectrum(NamedTuple):
 
     eigenvalues: Float[Array, " r"]  # of K; the rest are zero
     projections: Float[Array, "r 2"]  # of the vectors, on the eigenvectors
-    remainders: Float[Array, "s 2"]  # what is left of the vectors
+    remainders: Float[Array, "s 2"]  # what is left of the vectors: as long, as far apart
     points: Float[Array, ""]  # how many targets, n
 
 
@@ -158,7 +163,7 @@ def decompose(kernel: Kernel, design: Design, mean: str) -> Spectrum:
     kept = values > jnp.finfo(values.dtype).eps * jnp.max(values)
     basis = jnp.where(kept, images / jnp.sqrt(jnp.where(kept, values, 1)), 0)
     projections = matmul(basis.T, both)
-    remainders = both - matmul(basis, projections)
+    remainders = jnp.linalg.qr(both - matmul(basis, projections), mode="r")
     return Spectrum(jnp.where(kept, values, 0), projections, remainders, count)
 
 

@@ -202,6 +202,7 @@ def refit(
     log_likelihoods: ArrayLike,
     *,
     mask: ArrayLike | None = None,
+    count: ArrayLike | None = None,
     temperature: ArrayLike = TEMPERATURE,
     config: WarpConfig = WarpConfig(),
     fit_config: FitConfig = FitConfig(),
@@ -215,6 +216,7 @@ def refit(
         archs: as of `fit`, like all that follows.
         log_likelihoods: summed over the validation points.
         mask: false for padding.
+        count: how many there are, by which growth is measured, if those given are some of them.
         temperature: divides the log-likelihoods.
         config: the warp.
         fit_config: bounds, steps, and the growth that is enough.
@@ -223,9 +225,10 @@ def refit(
         A `LikelihoodModel`, and the shape of it, for the next time.
     """
     design = _design(kernel, archs, log_likelihoods, mask, temperature)
+    count = jnp.asarray(jnp.sum(design.mask) if count is None else count, jnp.int32)
     shape = lax.cond(
-        is_due(shape, design, fit_config),
-        lambda: _shape(kernel, design, temperature, config, fit_config),
+        is_due(shape, count, fit_config),
+        lambda: _shape(kernel, design, temperature, config, fit_config)._replace(points=count),
         lambda: shape,
     )
     return _complete(shape, design, temperature, config, fit_config), shape
