@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ def _trials(run: Callable[[], Any], threads: int) -> list[float]:
         return [took] if took > _QUICK else [_timed(run)[1] for _ in range(3)]
 
 
-def exponent(sizes: list[float], seconds: list[float]) -> float:
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """Fit seconds ∝ size^exponent by least squares of the logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 

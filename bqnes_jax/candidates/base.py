@@ -165,12 +165,11 @@ class History(NamedTuple):
         return kept._replace(count=self.count)
 
     def thinned(self, size: int) -> "History":
-        """Return `size` entries at most: the best half of as many, and others evenly."""
+        """Return `size` entries at most: the best, and others evenly, which bias no average."""
         if len(self.archs) <= size:
             return self
-        best = lax.top_k(self.known, size // 2)[1]
-        others = self.evaluated.at[best].set(False)
-        chosen = jnp.concatenate([best, take_evenly(others, size - size // 2)])
+        others = self.evaluated.at[self.best_index].set(False)
+        chosen = jnp.append(self.best_index, take_evenly(others, size - 1))
         chosen = chosen[jnp.argsort(~self.evaluated[chosen], stable=True)]
         kept = jax.tree.map(lambda leaf: leaf[chosen], self._replace(count=None))
         return kept._replace(count=jnp.minimum(self.count, size))

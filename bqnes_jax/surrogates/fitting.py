@@ -48,7 +48,7 @@ class FitConfig:
         points: how many of the targets leaves and ρ are fitted to, if there are more; these are
             taken evenly.
         limit: of a search: how many candidates its surrogate is conditioned on, if there are more
-            and the kernel has no fewer features: the best half of as many, the others evenly.
+            and the kernel has no fewer features: the best, and others evenly.
     """
 
     noise_bounds: tuple[float, float] = (1e-5, 1e-1)
