@@ -13,10 +13,8 @@ def main() -> int:
     _end_at_once_on_signals()
     from bqnes_jax.cli import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
     try:
-        return run()
+        return run(ready=_raise_on_signals)
     finally:
         _end_at_once_on_signals()  # while the interpreter tidies up
 
@@ -24,6 +22,11 @@ def main() -> int:
 def _end_at_once_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_at_once)
+
+
+def _raise_on_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 def _end_at_once(number: int, _: object) -> None:

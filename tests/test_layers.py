@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import bqnes_jax
+from bqnes_jax import cli
+from bqnes_jax.cli import commands
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -80,6 +82,31 @@ def test_the_core_imports_nothing_heavy(part):
     assert ("jax" in loaded) == bool(part), "the package itself loads nothing"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
+def test_what_commands_there_are_is_said_without_jax(arguments):
+    """The command itself runs, so that nothing of what it imports is missed."""
+    code = (
+        "import atexit, sys\n"
+        "from bqnes_jax.entry import main\n"
+        "atexit.register(lambda: print('loaded:', *sorted(sys.modules)))\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, _, loaded = done.stdout.rpartition("loaded:")
+    assert said.startswith("bqnes " if "--version" in arguments else "usage: bqnes [-h] {run,")
+    assert not {"jax", "numpy", "flax", "bqnes_jax.cli.commands"} & set(loaded.split())
+
+
+def test_the_overview_is_what_the_commands_say_of_themselves(capsys):
+    helps = []
+    for show in (cli.main, commands.run):
+        with pytest.raises(SystemExit):
+            show(["--help"])
+        helps.append(capsys.readouterr().out)
+    assert helps[0] == helps[1] and "reselect" in helps[0]
+
+
 def test_names_load_when_they_are_used():
     for name in dir(bqnes_jax):
         assert getattr(bqnes_jax, name) is not None
@@ -95,7 +122,7 @@ def test_the_package_imports_without_what_only_posix_has():
         "sys.modules['fcntl'] = None\n"
         "for name in ('sysconf', 'sysconf_names', 'sched_getaffinity'):\n"
         "    delattr(os, name) if hasattr(os, name) else None\n"
-        "import bqnes_jax.cli\n"
+        "import bqnes_jax.cli.commands\n"
         "from bqnes_jax.parallel import device_memory\n"
         "assert device_memory() > 0\n"
     )

@@ -6,5 +6,7 @@ import multiprocessing
 def forked():
     """Return what makes processes that have imported everything."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["bqnes_jax.cli", "bqnes_jax.report", "tests.loaders"])
+    processes.set_forkserver_preload(
+        ["bqnes_jax.cli.commands", "bqnes_jax.report", "tests.loaders"]
+    )
     return processes

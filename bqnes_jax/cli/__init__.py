@@ -1,109 +1,21 @@
 """The command `bqnes`."""
 
-import argparse
-import importlib.metadata
-import io
-import os
 import sys
-from typing import Annotated, Any, Union
-
-import tyro
-
-from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.cli.combine import CombineCommand
-from bqnes_jax.cli.compare import CompareCommand, TabulateCommand, task_of
-from bqnes_jax.cli.data import FamiliesCommand, ListCommand, PrepareCommand
-from bqnes_jax.cli.nats import CheckCommand, ImportCommand
-from bqnes_jax.cli.robustness import RobustnessCommand
-from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
-from bqnes_jax.cli.shell import complain, console, stop, warnings_in_a_line
-from bqnes_jax.errors import BQNESError
-from bqnes_jax.runs import configure, preset_config
-from bqnes_jax.runs.fields import read_fields, updated
-
-_DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
-ensemble of different architectures. Start with: bqnes run. With --debug an error shows where it
-came from."""
+from collections.abc import Callable
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns 0, 1 after an error, 2 after a wrong flag, 130 after Ctrl-C."""
+def main(arguments: list[str] | None = None, *, ready: Callable[[], None] = lambda: None) -> int:
+    """Run a command; returns 0, 1 after an error, 2 after a wrong flag, 130 after Ctrl-C.
+
+    What says only which commands there are loads no JAX; `ready` is called when the imports of the
+    others, which take seconds, are done.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    if arguments == ["--version"]:
-        console().print(f"bqnes {importlib.metadata.version('bqnes-jax')}")
-        return 0
-    try:
-        command = tyro.cli(
-            _commands(arguments),
-            prog="bqnes",
-            description=_DESCRIPTION,
-            args=arguments or ["--help"],
-            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.AvoidSubcommands),
-        )
-        with warnings_in_a_line():
-            command()
-    except BQNESError as error:
-        if debug:
-            raise
-        complain(f"error: {error}")
-        return stop(1)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if debug:
-            raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        complain(f"error: {reason} (unexpected; --debug shows where it came from)")
-        return stop(1)
-    return 0
+    if set(arguments) <= {"--help", "-h", "--version", "--debug"}:
+        from bqnes_jax.cli.overview import show
 
+        return show(arguments)
+    from bqnes_jax.cli.commands import run
 
-def _commands(arguments: list[str]) -> Any:
-    """Return the type of all commands, with the defaults of the preset and file that are given."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", nargs="?", default="tiny", const="tiny")
-    for flag in ("--config", "--family", "--data"):
-        parser.add_argument(flag, nargs="?")
-    known, _ = parser.parse_known_args(arguments)
-    given = {name: getattr(known, name) for name in ("family", "data")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    run = configure(known.preset, known.config, **chosen)
-    task = task_of(run)
-    fields = read_fields(known.config) if known.config else {}
-    # A comparison has the paper's budget whatever the preset, but its temperature; the choices of
-    # the published code are about the search itself.
-    own = preset_config(known.preset).search
-    search = own if known.preset == "reference" else SearchConfig(temperature=own.temperature)
-    search = updated(search, fields.get("search", {}), where=known.config or "")
-    names = ("algorithm", "ensemble_size", "seeds", "prior")
-    of_run = {name: getattr(run, name) for name in names}
-
-    def with_default(kind: type, name: str, **default: object):
-        return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]
-
-    def plain(kind: object, name: str, description: str | None = None):
-        return Annotated[kind, tyro.conf.subcommand(name, description=description)]
-
-    data = Union[plain(ListCommand, "list"), plain(PrepareCommand, "prepare")]  # noqa: UP007
-    nats = Union[plain(ImportCommand, "import"), plain(CheckCommand, "check")]  # noqa: UP007
-    return Union[  # noqa: UP007
-        with_default(RunCommand, "run", task=task, search=run.search, **of_run),
-        with_default(CompareCommand, "compare", task=task, search=search),
-        plain(CombineCommand, "combine"),
-        plain(ReselectCommand, "reselect"),
-        plain(PredictCommand, "predict"),
-        plain(ReportCommand, "report"),
-        plain(RobustnessCommand, "robustness"),
-        with_default(TabulateCommand, "tabulate", task=task),
-        plain(data, "data", "List data sets, or prepare one."),
-        plain(nats, "nats", "Import the published archives of NATS-Bench, or check a table."),
-        plain(FamiliesCommand, "families"),
-    ]
+    ready()
+    return run(arguments)
