@@ -30,6 +30,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a worker has that of the fi
         shutil.rmtree(_PROGRAMS)  # many versions of the code have left theirs
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_PROGRAMS)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# For a process that is killed: it could leave half a program, which no later one would replace.
+KEEP_NOTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Two workers with LAPACK threads of their own wait for each other, up to ten times longer.

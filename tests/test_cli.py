@@ -17,6 +17,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run, load_data
 from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies import robustness
+from tests.conftest import KEEP_NOTHING
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -30,29 +31,28 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a directory with a config file and a cache that all processes share."""
+    """Return a directory with a config file."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.yaml").write_text(json.dumps(SMALL))  # JSON is YAML
     return folder
 
 
-def start(folder, *arguments):
-    """Start a command that keeps its programs where users have theirs."""
+def start(folder, *arguments, **environment):
+    """Start a command; a variable that is None is left out."""
+    variables = {k: v for k, v in (os.environ | environment).items() if v is not None}
     code = "import sys; from bqnes_jax.cli import main; sys.exit(main())"
-    environment = dict(os.environ)
-    del environment["JAX_COMPILATION_CACHE_DIR"]
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,
-        env=environment | {"XDG_CACHE_HOME": str(folder / "cache")},
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def call(folder, *arguments):
-    process = start(folder, *arguments)
+def call(folder, *arguments, **environment):
+    process = start(folder, *arguments, **environment)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
@@ -73,7 +73,6 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     run = Run.load(folder / "run")
     assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
     assert run.versions["bqnes-jax"] == "0.1.0"
-    assert (folder / "cache" / "bqnes-jax").is_dir()
 
 
 def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
@@ -103,9 +102,11 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
         == 0
     )
     np.testing.assert_allclose(np.load(folder / "p.npy"), predicted[:7], atol=1e-6)
-    code, out, _ = call(folder, "predict", "run", "--input", "x.npy")
+    home = {"JAX_COMPILATION_CACHE_DIR": None, "XDG_CACHE_HOME": str(folder / "cache")}
+    code, out, _ = call(folder, "predict", "run", "--input", "x.npy", **home)
     printed = np.genfromtxt(out.splitlines(), delimiter=",", skip_header=1)
     assert code == 0
+    assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
     np.testing.assert_allclose(printed, predicted[:7], atol=1e-6)
 
 
@@ -199,7 +200,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on_to_the_same_result(folder, fi
     for attempt in range(3):  # a process may be done before this one looks
         name = f"stopped-{attempt}"
         command = ("run", "--config", "small.yaml", "--out", name)
-        process = start(folder, *command)
+        process = start(folder, *command, **KEEP_NOTHING)
         entries, deadline = folder / name / "store" / "entries", time.time() + 300
         while not list(entries.glob("*.bqe")) and time.time() < deadline:
             time.sleep(0.02)

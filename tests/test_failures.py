@@ -71,11 +71,9 @@ def counted(monkeypatch):
     return trained
 
 
-def search_with_cache(directory, cache):
-    """Do the run in a process of its own; programs are compiled once for all processes."""
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+def search_alone(directory):
+    """Do the run in a process of its own, with the programs of the undisturbed run."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # none is kept
     bqnes_jax.search(CONFIG, out=directory)
 
 
@@ -87,10 +85,9 @@ def entries(directory):
 def test_twenty_kills_change_nothing(undisturbed, tmp_path):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["bqnes_jax.runs"])
-    directory, cache = tmp_path / "run", str(tmp_path / "cache")
-    random, killed = np.random.default_rng(0), 0
+    directory, random, killed = tmp_path / "run", np.random.default_rng(0), 0
     for i in range(KILLS):
-        process = processes.Process(target=search_with_cache, args=(directory, cache))
+        process = processes.Process(target=search_alone, args=(directory,))
         process.start()
         # A little after one more entry was stored than the kill before has seen; the last ones
         # in the middle of what comes after the training.
@@ -102,7 +99,7 @@ def test_twenty_kills_change_nothing(undisturbed, tmp_path):
         process.kill()
         process.join()
     assert killed >= KILLS - 2
-    process = processes.Process(target=search_with_cache, args=(directory, cache))
+    process = processes.Process(target=search_alone, args=(directory,))
     process.start()
     process.join()
     assert process.exitcode == 0

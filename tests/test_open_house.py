@@ -1,6 +1,6 @@
 """A space, networks and data of one's own go through everything that the built-in ones have.
 
-Commands are real processes, so that they can be killed; what they compile is kept between them.
+Commands are real processes, so that they can be killed.
 """
 
 import json
@@ -22,6 +22,7 @@ from bqnes_jax.report import write_report
 from bqnes_jax.spaces import Product
 from bqnes_jax.types import Status
 from tests import mlp
+from tests.conftest import KEEP_NOTHING
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -40,21 +41,15 @@ def house(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     mlp.write_cancer(folder / "my.npz")
     np.save(folder / "new.npy", mlp.cancer().test.inputs[:4])
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": os.getcwd(),
-    }
 
-    def bqnes(*arguments, **options):
+    def bqnes(*arguments, **environment):
         return subprocess.Popen(
             [*BQNES, *map(str, arguments)],
             cwd=folder,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
         )
 
     bqnes.folder, bqnes.family = folder, f"tests.mlp:{request.param}"
@@ -92,7 +87,7 @@ def entries_in(folder):
 
 def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     out = house.folder / "killed"
-    process = house(*run_command(house, "killed"))
+    process = house(*run_command(house, "killed"), **KEEP_NOTHING)
     for _ in range(3000):
         if out.exists() and len(entries_in(out)) >= 3:
             break
