@@ -146,7 +146,11 @@ def test_what_went_differently_is_said_once(capsys):
     search += ["--fit.mean", "zero"]
     names = ["Best single", "NES-RE", "BQ-S"]
     assert main(["compare", "--algorithms", *names, "--seeds", "1", *search]) == 0
-    (warning,) = [one for one in capsys.readouterr().err.splitlines() if "warning: " in one]
+    said = capsys.readouterr().err.splitlines()
+    assert [one for one in said if one.startswith("BQ-S")] == [
+        f"BQ-S, {size} members" for size in (3, 5, 10)
+    ], "it is said what is done, without a terminal too"
+    (warning,) = [one for one in said if "warning: " in one]
     assert "BQ-S 3, BQ-S 5, BQ-S 10: " in warning and "Best single" not in warning
     assert "NES-RE" not in warning, "it does not ask the surrogate"
     assert warning.count(Status.AT_BOUND.explain()) == 1

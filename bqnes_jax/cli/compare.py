@@ -20,6 +20,7 @@ from bqnes_jax.cli.shell import (
     progress_bar,
     say,
     show_table,
+    status_line,
     warn,
 )
 from bqnes_jax.data import check_split
@@ -144,14 +145,14 @@ class CompareCommand:
             else tables.load("digits", seeds=self.weight_seeds)
         )
         names = self.algorithms or (*_ON_TABLE, *self._with_seeds(count_seeds(tabulated.space)))
-        with console(stderr=True).status("") as status:
+        with status_line() as report:
             return comparison.compare_on_table(
                 tabulated,
                 names,
                 self.sizes,
                 self.seeds,
                 config=self.search,
-                report=status.update,
+                report=report,
                 ece_reference=self.ece,
                 prior=make_prior(self.prior),
                 calibrated=self.calibrate,

@@ -122,6 +122,17 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         yield update
 
 
+@contextlib.contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that says what is done next: in place, or in lines without a terminal."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield complain
+        return
+    with out.status("") as status:
+        yield lambda text: status.update(escape(plain(text)))
+
+
 def _lines(out: Console, what: str) -> Callable[..., None]:
     shown: dict[str, int] = {}
 
