@@ -69,6 +69,17 @@ def copied(finished, tmp_path):
     return tmp_path / "run"
 
 
+def test_an_ensemble_is_selected_once(finished, monkeypatch):
+    run, selected = Run.load(finished[0]), []
+    select = Run._select
+    monkeypatch.setattr(Run, "_select", lambda *asked: selected.append(asked) or select(*asked))
+    first, again = run.ensemble(2, "top"), run.ensemble(2, "top")
+    np.testing.assert_array_equal(first.members, again.members)
+    assert len(selected) == 1
+    run.ensemble(2, "top", calibrate="off")
+    assert len(selected) == 2
+
+
 def test_slices_are_searched_and_the_ensemble_predicts(finished, tmp_path):
     directory, seen = finished
     assert list(seen) == ["training the supernet", "training"]

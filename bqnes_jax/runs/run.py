@@ -140,21 +140,35 @@ class Run:
     ) -> "Ensemble":
         """Select an ensemble from the candidates: by default, the one of the config.
 
+        It is selected once, however often it is asked for.
+
         Args:
             size: how many members.
             method: of selection.
             calibrate: whether a temperature follows the pool: "auto", "on" or "off".
         """
         size = self.config.ensemble_size if size is None else size
-        algorithm = algorithms.find_trainable(self.config.algorithm)
         check_whole("size", size, 1, max(len(self.record.archs), self.config.ensemble_size))
-        history = self.record.history
         if method is None:
             algorithms.check_seeds(self.config.algorithm, self.space, size)
-            method, history = algorithm.method, algorithm.own(history, size)
-        check_choice("method", method, methods())
+        else:
+            check_choice("method", method, methods())
         calibrate = self.config.calibrate if calibrate is None else calibrate
         check_choice("calibrate", calibrate, WHEN)
+        asked = size, method, calibrate
+        if asked not in self._selected:
+            self._selected[asked] = self._select(*asked)
+        return Ensemble(self, *self._selected[asked])
+
+    @functools.cached_property
+    def _selected(self) -> dict[tuple[int, str | None, str], tuple]:
+        return {}
+
+    def _select(self, size: int, method: str | None, calibrate: str) -> tuple:
+        """Select by a method, or by that of the config; returns the fields of an `Ensemble`."""
+        algorithm, history = algorithms.find_trainable(self.config.algorithm), self.record.history
+        if method is None:
+            method, history = algorithm.method, algorithm.own(history, size)
         given = algorithms.Given(
             history._replace(measures=self._measures()),
             jnp.asarray(self.record.gram),
@@ -174,7 +188,7 @@ class Run:
         used = np.asarray(chosen.weights) > 0
         members, weights = np.asarray(chosen.members)[used], np.asarray(chosen.weights)[used]
         status = Status(int(chosen.info.status))
-        return Ensemble(self, method, size, members, weights, status, temperature)
+        return method, size, members, weights, status, temperature
 
     @functools.cached_property
     def valid_log_probs(self) -> Float[Array, "n valid classes"]:
