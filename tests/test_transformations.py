@@ -227,6 +227,10 @@ PUBLIC = {
         lambda weights, members: pooling.ensemble_log_probabilities(weights, jnp.log(members)),
         mixture,
     ),
+    "apply_temperature": (
+        lambda weights, members: pooling.apply_temperature(jnp.log(members), weights[0] + 0.5),
+        mixture,
+    ),
     "linear_gram": (Linear().gram, lambda key: (POOL * numbers(key)[0],)),
     "gp_fit_weight_space": (
         lambda a, y: gp.fit(WL(NATS, iterations=0), a, y),
