@@ -46,8 +46,9 @@ class Options:
     """Where to write the results."""
 
 
-PAPER = SearchConfig()
-PLAIN = SearchConfig(warp=WarpConfig("none"))
+DEFAULT = SearchConfig()
+PAPER = SearchConfig(fit=FitConfig())  # the prior mean 0, and the published bounds
+PLAIN = SearchConfig(warp=WarpConfig("none"), fit=FitConfig())
 # A surrogate that learns the logarithm, and where in a cell an operation is.
 FREE = FitConfig((1e-5, 10.0), kernel_steps=0, mean="constant")
 LOGARITHM = SearchConfig(warp=WarpConfig("log", depth=12.0), fit=FREE)
@@ -134,6 +135,7 @@ def by_average(key, evaluate):
 ESTIMATORS = {
     MONTE_CARLO: by_average,
     "US + WSABI-L (the paper's)": by_surrogate("us", PAPER),
+    "US + WSABI-L, as fitted by default": by_surrogate("us", DEFAULT),
     "random + WSABI-L": by_surrogate("random", PAPER),
     "US + plain GP": by_surrogate("us", PLAIN),
     "WSABI-L draws, by step": by_draws(PAPER),

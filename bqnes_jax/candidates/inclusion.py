@@ -40,7 +40,8 @@ def inclusion_probabilities(
     Returns:
         A row for each number of candidates from `config.initial` to `config.budget`, with a
         probability for each of them: what `quadrature.included_evidence` takes. What comes after
-        them in a row has no meaning.
+        them in a row has no meaning. Beyond `config.fit.limit` candidates they are approximate:
+        the search saw some of its candidates there, and this looks at all.
     """
     landscape = Listed(space, make_kernel(space, config.kernel) if kernel is None else kernel)
     # Every candidate is predicted from the others: none may be left out.
