@@ -228,7 +228,9 @@ PUBLIC = {
         mixture,
     ),
     "apply_temperature": (
-        lambda weights, members: pooling.apply_temperature(jnp.log(members), weights[0] + 0.5),
+        lambda weights, members: pooling.apply_temperature(
+            jax.nn.log_softmax(members), weights[0] + 0.5
+        ),
         mixture,
     ),
     "linear_gram": (Linear().gram, lambda key: (POOL * numbers(key)[0],)),

@@ -16,10 +16,11 @@ import jraph
 import numpy as np
 
 from attacks.tally import Tally
-from bqnes_jax import selection
+from bqnes_jax import calibration, selection
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
 from bqnes_jax.surrogates import WarpConfig, gp, wsabi
+from bqnes_jax.surrogates.fitting import no_shape
 from tests.test_transformations import PUBLIC, grid, hyperparameters, numbers
 from tests.toy import GRID
 
@@ -29,7 +30,48 @@ ODD_WHOLE = np.array([-1, 0, 1, 7, 99, 2**31 - 1])
 SCALES = (1e-30, 1e10, 1e19)
 ROWS = 8  # of what the tests make
 SIZES = ((1, 1), (4, 2), (4, 4), (7, 3))  # of how many candidates how many are selected
-METHODS = ("beam", "top", "corrective", "stack", "caruana", "logpool")
+METHODS = selection.methods()
+
+
+def predictions(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what one model says about eight points, and their classes."""
+    log_probs = jax.nn.log_softmax(2 * jax.random.normal(key, (8, 3)))
+    return log_probs, jax.random.randint(key, (8,), 0, 3)
+
+
+def ensembles(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what four models say about the true class of ten points, and about all classes."""
+    classes = jax.nn.log_softmax(2 * jax.random.normal(key, (4, 10, 3)))
+    return classes[..., 0], classes
+
+
+def refit(archs, log_likelihoods):
+    kernel = RBF(GRID, jnp.asarray(0.4))
+    return wsabi.refit(no_shape(kernel), kernel, archs, log_likelihoods)
+
+
+# Functions that the tests do not transform: those of calibration, and what a search keeps.
+OTHERS = {
+    "fit_temperature": (calibration.fit_temperature, predictions),
+    "calibrate": (calibration.calibrate, predictions),
+    "calibrated_log_likelihood": (
+        lambda log_probs, labels: calibration.calibrated_log_likelihood(jnp.exp(log_probs), labels),
+        predictions,
+    ),
+    "calibrate_ensemble": (
+        calibration.calibrate_ensemble,
+        lambda key: (jnp.ones(4) / 4, *ensembles(key)),
+    ),
+    "select_calibrated": (
+        lambda true, classes: calibration.select_calibrated("top", true, 2, classes=classes),
+        ensembles,
+    ),
+    "left_out_predictions": (
+        lambda true, classes: calibration.left_out_predictions("logpool", true, 2, classes=classes),
+        ensembles,
+    ),
+    "wsabi.refit": (refit, lambda key: (grid(key), 99 * numbers(key))),
+}
 
 
 class Form(NamedTuple):
@@ -45,7 +87,8 @@ def of_selection(method: str, count: int, size: int) -> Form:
     def call(log_probs, classes):
         gram = jnp.exp(-jnp.square(log_probs[:, None, 0] - log_probs[None, :, 0]))
         needed = classes if selection.needs_classes(method) else None
-        return selection.select(method, log_probs, size, kernel=gram, classes=needed)
+        rule = jnp.full(count, 1 / count)
+        return selection.select(method, log_probs, size, kernel=gram, classes=needed, rule=rule)
 
     def make(key):
         log_probs = jax.nn.log_softmax(jax.random.normal(key, (count, 6, 3)))
@@ -101,7 +144,7 @@ def has_rows(form: Form) -> bool:
 
 def forms() -> dict[str, Form]:
     """Return every public function, also with a single row, and selections of several sizes."""
-    found = {name: from_ingredients(Form(*pair)) for name, pair in PUBLIC.items()}
+    found = {name: from_ingredients(Form(*pair)) for name, pair in (PUBLIC | OTHERS).items()}
     found |= {f"{name}, one row": of_one(form) for name, form in found.items() if has_rows(form)}
     for method in METHODS:
         for count, size in SIZES:

@@ -13,6 +13,10 @@ PARTS = {
     "writers": "rounds of 5 writers that are killed",
 }
 OUTCOMES = ("tried", "survived", "lost", "silent")
+NOTE = (
+    "Silent is a NaN out of finite numbers without a status, or a result that changed unnoticed; a "
+    "NaN that a function was given may come out again."
+)
 
 
 class Tally:
@@ -44,7 +48,7 @@ class Tally:
         write_whole(self._path.with_suffix(".md"), self.as_markdown().encode())
 
     def as_markdown(self) -> str:
-        lines = ["# What survives", "", "Made by `benchmarks/reliability.py`.", ""]
+        lines = ["# What survives", "", "Made by `benchmarks/reliability.py`.", "", NOTE, ""]
         lines += ["| what | tried | survived | lost | silent |", "|---|--:|--:|--:|--:|"]
         for part, title in PARTS.items():
             counted = self.of(part)
