@@ -57,9 +57,14 @@ def call(folder, *arguments, **environment):
     return process.returncode, out, err
 
 
+def home(folder):
+    """Return an environment in which programs are kept where users have theirs."""
+    return {"JAX_COMPILATION_CACHE_DIR": None, "XDG_CACHE_HOME": str(folder / "cache")}
+
+
 @pytest.fixture(scope="module")
 def finished(folder):
-    code, out, err = call(folder, "run", "--config", "small.yaml", "--out", "run")
+    code, out, err = call(folder, "run", "--config", "small.yaml", "--out", "run", **home(folder))
     assert code == 0, err
     return out, err
 
@@ -73,6 +78,7 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     run = Run.load(folder / "run")
     assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
     assert run.versions["bqnes-jax"] == "0.1.0"
+    assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
 
 
 def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
@@ -102,11 +108,9 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
         == 0
     )
     np.testing.assert_allclose(np.load(folder / "p.npy"), predicted[:7], atol=1e-6)
-    home = {"JAX_COMPILATION_CACHE_DIR": None, "XDG_CACHE_HOME": str(folder / "cache")}
-    code, out, _ = call(folder, "predict", "run", "--input", "x.npy", **home)
+    code, out, _ = call(folder, "predict", "run", "--input", "x.npy")
     printed = np.genfromtxt(out.splitlines(), delimiter=",", skip_header=1)
     assert code == 0
-    assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
     np.testing.assert_allclose(printed, predicted[:7], atol=1e-6)
 
 
