@@ -22,6 +22,7 @@ from bqnes_jax.parallel import make_mesh
 from bqnes_jax.training import (
     TrainConfig,
     choose_chunk,
+    draw_variables,
     make_train,
     train_population,
     unravel_weights,
@@ -93,7 +94,7 @@ def test_follows_the_recipe_of_pytorch(key, tolerance):
 
     network, moments = NATSNetwork(NETWORK), channel_moments(data.train.inputs)
     images, labels = normalise(data.train.inputs, *moments), data.train.labels
-    variables = jax.jit(network.init)(jax.random.split(key, 3)[0], arch, images[:1])
+    variables = draw_variables(jax.random.split(key, 3)[0], NETWORK, images.shape[1:])
     params, stats = variables["params"], variables["batch_stats"]
 
     @jax.jit

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int32
@@ -18,7 +17,7 @@ from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables
 from bqnes_jax.families.images import as_images, moments_of
 from bqnes_jax.identity import identity
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
-from bqnes_jax.parallel import make_mesh, spread
+from bqnes_jax.parallel import make_mesh, of_each, spread
 from bqnes_jax.spaces import NATS, Space
 from bqnes_jax.training import (
     TrainConfig,
@@ -137,15 +136,9 @@ def _program(config: NATSNetworkConfig, mesh: Mesh | None):
 
         def of_batch(batch):
             normalised = normalise(batch, *moments)
-            logits = _of_each(lambda own: network.apply(*own, normalised), (variables, archs))
+            logits = of_each(lambda own: network.apply(*own, normalised), (variables, archs))
             return jnp.moveaxis(jax.nn.log_softmax(logits), 0, 1)
 
         return in_batches(of_batch, images, _BATCH)
 
     return spread(predict, mesh)
-
-
-def _of_each(function: Callable, members: tuple):
-    """Apply a function to each member: on CPUs in turn, so that what it works on stays in cache."""
-    in_turn = jax.default_backend() == "cpu"
-    return lax.map(function, members) if in_turn else jax.vmap(function)(members)

@@ -1,34 +1,36 @@
 """The network of NATS-Bench with the architecture as an input: one program for the whole space.
 
 A cell holds the parameters of every operation on every edge, and its architecture, `int32[6]`,
-chooses among them. So one compilation serves all 15,625 architectures, and `vmap` over
-(parameters, architecture) trains many of them together. The result equals that of the plain
-sub-network, and what an architecture does not use gets a gradient of exactly zero.
+chooses among them. So one compilation serves all 15,625 architectures. The result equals that of
+the plain sub-network, and what an architecture does not use gets a gradient of exactly zero.
 
-The two convolutions of an edge are the same function of different kernels, a 1×1 kernel being a
-3×3 one with zeros around it. The choice is therefore made between *kernels*, before convolving, and
-the edges that leave a node share one convolution; pooling happens once for each node. An edge thus
-pays for one convolution and one batch norm whatever the architecture, and not for two.
+The cells of a stage, and the edges of a cell, are passed one after another by the same
+instructions, so that the program is as short for many cells as for one. An edge computes only what
+its architecture asks for. Under `vmap` over (parameters, architecture), which suits accelerators,
+it computes every operation for all of them, and chooses after that.
 
 | published name | here |
 |---|---|
 | `stem.0.weight`, `stem.1.*` | `stem/conv`, `stem/*` |
-| `cells.I.layers.E.op.1.weight` | `cells_I/conv_1x1[E]` or `cells_I/conv_3x3[E]` |
-| `cells.I.layers.E.op.2.*` | `cells_I/*[E, 0]` after 1×1, `cells_I/*[E, 1]` after 3×3 |
-| `cells.I.conv_a.op.1.weight`, `….op.2.*` | `cells_I/conv_a/conv`, `cells_I/conv_a/*` |
-| `cells.I.conv_b.…` | `cells_I/conv_b/…` |
-| `cells.I.downsample.1.weight` | `cells_I/downsample` |
+| `cells.I.layers.E.op.1.weight` | `cells_S/conv_1x1[K, E]` or `cells_S/conv_3x3[K, E]` |
+| `cells.I.layers.E.op.2.*` | `cells_S/*[K, E, 0]` after 1×1, `cells_S/*[K, E, 1]` after 3×3 |
+| `cells.I.conv_a.op.1.weight`, `….op.2.*` | `reduction_T/conv_a/conv`, `reduction_T/conv_a/*` |
+| `cells.I.conv_b.…` | `reduction_T/conv_b/…` |
+| `cells.I.downsample.1.weight` | `reduction_T/downsample` |
 | `lastact.0.*` | `lastact/*` |
 | `classifier.weight`, `classifier.bias` | `classifier_weight`, `classifier_bias` |
 
-Kernels have PyTorch's axes (out, in, height, width), and `*` stands for PyTorch's `weight` and
-`bias` (in `params`), `running_mean` and `running_var` (in `batch_stats`): nothing is transposed.
+With N cells in a stage, I = S (N + 1) + K is the K-th cell of stage S, and if K is N the reduction
+to stage T = S + 1. Kernels have PyTorch's axes (out, in, height, width), and
+`*` stands for PyTorch's `weight` and `bias` (in `params`), `running_mean` and `running_var` (in
+`batch_stats`): nothing is transposed.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -41,16 +43,15 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from bqnes_jax.errors import check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
 from bqnes_jax.spaces.base import as_architectures
-from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS, SKIP
+from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 
-CONV_1X1, CONV_3X3, POOL = (
-    OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
-)
+CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
 _EPSILON, _MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm, whose momentum is that of the new value
 
 # Inside the network axes are (channel, row, column, image): on a CPU shifts and sums then move
 # whole rows of images. Where XLA chooses the memory order itself (GPU, TPU), their order is free.
 _AXES = ("CHWN", "OIHW", "CHWN")
+_ENDS = tuple(np.array(EDGES, np.int32).T)  # the sources of all edges, and their targets
 Activations = Float[Array, "channels height width n"]
 OtherActivations = Float[Array, "out h w n"]  # of other channels or another size
 
@@ -117,14 +118,20 @@ class NATSNetwork(nn.Module):
         x = jnp.transpose(images, (3, 1, 2, 0))
         x = x.astype(jnp.bfloat16 if config.bfloat16 else x.dtype)
         x = _ConvNorm(config, channels, name="stem")(x, train)
-        x = _settle(x, arch)
+        # One after another by the same instructions: a stage is compiled once for all its cells.
+        cells = nn.scan(
+            _Cell,
+            variable_axes={"params": 0, "batch_stats": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
+            length=config.cells,
+        )
         for stage in range(3):
-            first = stage * (config.cells + 1)
             if stage:
                 channels *= 2
-                x = _Reduction(config, channels, name=f"cells_{first - 1}")(x, arch, train)
-            for i in range(first, first + config.cells):
-                x = _Cell(config, channels, name=f"cells_{i}")(x, arch, train)
+                x = _Reduction(config, channels, name=f"reduction_{stage}")(x, train)
+            of_stage = cells(config, channels, train, name=f"cells_{stage}")
+            x, _ = cast(tuple[Activations, None], of_stage(x, arch))
         x = nn.relu(_BatchNorm(name="lastact")(x.astype(images.dtype), train))
         features = jnp.mean(x, axis=(1, 2))
         weight = self.param("classifier_weight", _uniform(channels), (config.classes, channels))
@@ -159,40 +166,149 @@ class _Cell(nn.Module):
 
     config: NATSNetworkConfig
     channels: int
+    train: bool
 
     @nn.compact
-    def __call__(self, x: Activations, arch: Int32[Array, "6"], train: bool) -> Activations:
-        c, chosen = self.channels, arch[:, None] == jnp.array([CONV_1X1, CONV_3X3])
-        small = self.param("conv_1x1", _uniform(c), (len(EDGES), c, c, 1, 1))
-        large = self.param("conv_3x3", _uniform(9 * c), (len(EDGES), c, c, 3, 3))
-        kernels = _choose(chosen, jnp.pad(small, ((0, 0),) * 3 + ((1, 1),) * 2), large)
-        weight, bias, running_mean, running_var = (
-            _choose(chosen, values[:, 0], values[:, 1])
-            for values in _norm_variables(self, (len(EDGES), 2, c))
+    def __call__(self, x: Activations, arch: Int32[Array, "6"]) -> tuple[Activations, None]:
+        c = self.channels
+        kernels = (
+            self.param("conv_1x1", _uniform(c), (len(EDGES), c, c, 1, 1)),
+            self.param("conv_3x3", _uniform(9 * c), (len(EDGES), c, c, 3, 3)),
         )
+        weight, bias, *running = _norm_variables(self, (len(EDGES), 2, c))
 
-        nodes: list = [x, 0, 0, 0]
-        moments: list = [None] * len(EDGES)
-        for node in range(3):
-            x, leaving = nodes[node], [e for e, (source, _) in enumerate(EDGES) if source == node]
+        own = _Convolutions(kernels, weight, bias)
+        if not self.train:
+            nodes, _ = _pass_edges(self.config, arch, x, own, running)
+            return nodes[3], None
+        trained = _train_cell(self.config, arch, x, own)
+        x, mean, var = cast(tuple[Array, Array, Array], trained)
+        _track(self, mean[:, None], var[:, None], x[0].size, _chosen(arch))
+        return x, None
 
-            def of_leaving(values, leaving=leaving):
-                return jnp.concatenate([values[e] for e in leaving])
 
-            y = _convolve(self.config, nn.relu(x), of_leaving(kernels))
-            mean, var = _moments(y) if train else map(of_leaving, (running_mean, running_var))
-            y = _normalise(y, mean, var, of_leaving(weight), of_leaving(bias))
-            pooled = _settle(_average_pool(x), arch)
-            for i, e in enumerate(leaving):
-                own = slice(i * c, (i + 1) * c)
-                moments[e] = mean[own], var[own]
-                kept = jnp.where(arch[e] == SKIP, x, 0) + jnp.where(arch[e] == POOL, pooled, 0)
-                nodes[EDGES[e][1]] += y[own] + kept
-            nodes[node + 1] = _settle(nodes[node + 1], arch)
-        if train:
-            mean, var = (jnp.stack(values)[:, None] for values in zip(*moments, strict=True))
-            _track(self, mean, var, x[0].size, chosen[:, :, None])
-        return nodes[3]
+class _Convolutions(NamedTuple):
+    """The parameters of an edge, or of all edges: of its 1×1 convolution, and of its 3×3 one."""
+
+    kernels: tuple[Float[Array, "*edges out in 1 1"], Float[Array, "*edges out in 3 3"]]
+    weight: Float[Array, "*edges 2 channels"]
+    bias: Float[Array, "*edges 2 channels"]
+
+
+def _chosen(arch: Int32[Array, "6"]) -> Bool[Array, "6 2 1"]:
+    """Tell which of its two convolutions each edge uses."""
+    return (arch[:, None] == jnp.array([CONV_1X1, CONV_3X3]))[:, :, None]
+
+
+def _operations(plain: Callable, convolution: Callable) -> list[Callable]:
+    """List what an edge may do, in the order of `OPERATIONS`.
+
+    `plain` is given a function without parameters, `convolution` the number of one.
+    """
+    by_name = {
+        "none": plain(jnp.zeros_like),
+        "skip_connect": plain(lambda x: x),
+        "nor_conv_1x1": convolution(0),
+        "nor_conv_3x3": convolution(1),
+        "avg_pool_3x3": plain(_average_pool),
+    }
+    return [by_name[name] for name in OPERATIONS]
+
+
+def _pass_edges(
+    config: NATSNetworkConfig,
+    arch: Int32[Array, "6"],
+    x: Activations,
+    own: _Convolutions,
+    running: list[Float[Array, "6 2 channels"]] | None = None,
+) -> tuple[Float[Array, "4 channels height width n"], tuple[Array, ...]]:
+    """Return the nodes of a cell, and of each edge the moments and the output of its convolution.
+
+    Convolutions are normalised by running statistics, or by those of the batch. What belongs to one
+    is 0 where an edge has none.
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+
+    def pass_edge(nodes, edge):
+        source, target, operation, own, running = edge
+
+        def plain(function):
+            nothing = jnp.zeros(len(x), dtype)
+            return lambda x: (function(x), nothing, nothing, jnp.zeros_like(x))
+
+        def convolution(i: int):
+            def apply(x):
+                y = _convolve(config, nn.relu(x), own.kernels[i])
+                moments = _moments(y) if running is None else (values[i] for values in running)
+                mean, var = (values.astype(dtype) for values in moments)
+                return _normalise(y, mean, var, own.weight[i], own.bias[i]), mean, var, y
+
+            return apply
+
+        out, *rest = lax.switch(operation, _operations(plain, convolution), nodes[source])
+        return nodes.at[target].add(out), tuple(rest) if running is None else ()
+
+    nodes = jnp.concatenate([x[None], jnp.zeros((3, *x.shape), x.dtype)])
+    return lax.scan(pass_edge, nodes, (*_ENDS, arch, own, running))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _train_cell(
+    config: NATSNetworkConfig, arch: Int32[Array, "6"], x: Activations, own: _Convolutions
+) -> tuple[Activations, Float[Array, "6 channels"], Float[Array, "6 channels"]]:
+    """Return what a cell makes of a batch, and the moments of its convolutions, as constants.
+
+    The gradient is written out: it passes the edges in reverse, and computes what their operations
+    need. JAX's own would remember what every operation needs on each edge, most of it zeros.
+    """
+    return _train_cell_forward(config, arch, x, own)[0]
+
+
+def _train_cell_forward(config, arch, x, own):
+    nodes, (mean, var, convolved) = _pass_edges(config, arch, x, own)
+    return (nodes[3], mean, var), (arch, own, nodes, convolved)
+
+
+def _train_cell_backward(config, residuals, gradients):
+    arch, own, nodes, convolved = residuals
+
+    def pull_edge(gradients, edge):
+        source, target, operation, own, y = edge
+        x = nodes[source]
+        small, large = map(jnp.zeros_like, own.kernels)
+        nothing = jnp.zeros_like(own.weight[0])
+
+        def plain(function):
+            def pull(gradient):
+                return jax.vjp(function, x)[1](gradient)[0], small, large, nothing, nothing
+
+            return pull
+
+        def convolution(i: int):
+            def pull(gradient):
+                _, pull_norm = jax.vjp(_normalise_batch, y, own.weight[i], own.bias[i])
+                gradient, by_weight, by_bias = pull_norm(gradient)
+                _, pull_conv = jax.vjp(
+                    lambda x, kernel: _convolve(config, nn.relu(x), kernel), x, own.kernels[i]
+                )
+                by_x, by_kernel = pull_conv(gradient)
+                kernels = (by_kernel, large) if i == 0 else (small, by_kernel)
+                return by_x, *kernels, by_weight, by_bias
+
+            return pull
+
+        operations = _operations(plain, convolution)
+        by_x, *by_own = lax.switch(operation, operations, gradients[target])
+        return gradients.at[source].add(by_x), by_own
+
+    last = jnp.concatenate([jnp.zeros_like(nodes[:3]), gradients[0][None]])
+    edges = (*_ENDS, arch, own, convolved)
+    by_nodes, (small, large, *norms) = lax.scan(pull_edge, last, edges, reverse=True)
+    by_weight, by_bias = (jnp.where(_chosen(arch), values[:, None], 0) for values in norms)
+    return None, by_nodes[0], _Convolutions((small, large), by_weight, by_bias)
+
+
+_train_cell.defvjp(_train_cell_forward, _train_cell_backward)
 
 
 class _Reduction(nn.Module):
@@ -202,12 +318,12 @@ class _Reduction(nn.Module):
     channels: int
 
     @nn.compact
-    def __call__(self, x: Activations, arch: Int32[Array, "6"], train: bool) -> OtherActivations:
+    def __call__(self, x: Activations, train: bool) -> OtherActivations:
         c = x.shape[0]
         y = _ConvNorm(self.config, self.channels, stride=2, name="conv_a")(nn.relu(x), train)
         y = _ConvNorm(self.config, self.channels, name="conv_b")(nn.relu(y), train)
         kernel = self.param("downsample", _uniform(c), (self.channels, c, 1, 1))
-        return _settle(y + _convolve(self.config, _halve(x), kernel), arch)
+        return y + _convolve(self.config, _halve(x), kernel)
 
 
 class _ConvNorm(nn.Module):
@@ -257,6 +373,12 @@ def _moments(x: Activations) -> tuple[Float[Array, " channels"], Float[Array, " 
     return mean, jnp.mean((x - _along(mean, x)) ** 2, axis=(1, 2, 3))
 
 
+def _normalise_batch(
+    x: Activations, weight: Float[Array, " channels"], bias: Float[Array, " channels"]
+) -> Activations:
+    return _normalise(x, *_moments(x), weight, bias)
+
+
 def _normalise(
     x: Activations,
     mean: Float[Array, " channels"],
@@ -281,87 +403,93 @@ def _track(
         module.put_variable("batch_stats", name, jnp.where(chosen, new, old))
 
 
-def _choose(chosen: Bool[Array, "6 2"], small: Array, large: Array) -> Array:
-    """Take of each edge what belongs to its convolution, zeros where there is none.
-
-    `where` and not a product: what is not chosen has no influence, whatever its value.
-    """
-    chosen_small, chosen_large = (_along(which, small) for which in chosen.T)
-    return jnp.where(chosen_large, large, jnp.where(chosen_small, small, 0))
-
-
 def _convolve(
     config: NATSNetworkConfig, x: Activations, kernel: Float[Array, "out in k k"], stride: int = 1
 ) -> OtherActivations:
-    """Convolve with a kernel of odd size, with zeros around the image."""
+    """Convolve with a kernel of size 1, or of size 3 with zeros around the image, at stride 1 or 2.
+
+    Both have the same result: a convolution as such, or a product of matrices.
+    """
     kernel, size = kernel.astype(x.dtype), kernel.shape[-1]
     around = (size // 2, size // 2)
     if not config.uses_patches():
         return lax.conv_general_dilated(
             x, kernel, (stride, stride), (around, around), dimension_numbers=_AXES
         )
-    return _product(x, kernel, stride)
+    if stride == 1:
+        return _product(x, kernel, size // 2)
+    return _product(_quarter(x), _quarter_kernel(kernel), 1)
+
+
+def _quarter(x: Activations) -> OtherActivations:
+    """Make of every 2×2 pixels one with four times the channels; an odd size gets zeros."""
+    c, rows, columns, n = x.shape
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)))
+    x = x.reshape(c, -(-rows // 2), 2, -(-columns // 2), 2, n)
+    return x.transpose(2, 4, 0, 1, 3, 5).reshape(4 * c, *x.shape[1:4:2], n)
+
+
+def _quarter_kernel(kernel: Float[Array, "out in 3 3"]) -> Float[Array, "out in4 2 2"]:
+    """Make of a 3×3 kernel at stride 2 one of 2×2 at stride 1, for a quartered image.
+
+    With a zero before its first row and column, it sees two of the new pixels each way.
+    """
+    outputs, inputs, *_ = kernel.shape
+    kernel = jnp.pad(kernel, ((0, 0), (0, 0), (1, 0), (1, 0)))
+    kernel = kernel.reshape(outputs, inputs, 2, 2, 2, 2)
+    return kernel.transpose(0, 3, 5, 1, 2, 4).reshape(outputs, 4 * inputs, 2, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Activations, kernel: Float[Array, "out in k k"], stride: int) -> OtherActivations:
-    """Convolve by one product of matrices.
+def _product(x: Activations, kernel: Float[Array, "out in k k"], before: int) -> OtherActivations:
+    """Convolve by one product of matrices, with so many zeros before the image.
 
-    Its gradient by x is a convolution again, and written as one: the transpose of cutting patches
-    would be a sum of nine shifted arrays, slow to compile and to run.
+    As many come after it as keep its size. Both gradients are written as products with the patches
+    of what comes back: the transpose of cutting patches would be a sum of nine shifted arrays, slow
+    to compile and to run.
     """
-    return _product_forward(x, kernel, stride)[0]
+    out = _flatten(kernel) @ _patches(x, kernel.shape[-1], before)
+    return out.reshape(-1, *x.shape[1:])
 
 
-def _product_forward(x, kernel, stride):
-    patches = _patches(x, kernel.shape[-1], stride)
-    out = kernel.reshape(len(kernel), -1) @ patches
-    rows, columns = (-(-length // stride) for length in x.shape[1:3])
-    return out.reshape(-1, rows, columns, x.shape[3]), (patches, kernel, x.shape)
+def _product_forward(x, kernel, before):
+    return _product(x, kernel, before), (x, kernel)
 
 
-def _product_backward(stride, residuals, gradient):
-    patches, kernel, shape = residuals
-    by_kernel = (gradient.reshape(len(kernel), -1) @ patches.T).reshape(kernel.shape)
-    flipped = jnp.flip(kernel, (2, 3)).swapaxes(0, 1)
-    # Zeros between the rows and columns that a stride leaves out.
-    ends = [
-        (0, length - (have - 1) * stride - 1, stride - 1)
-        for have, length in zip(gradient.shape[1:3], shape[1:3], strict=True)
-    ]
-    spread = lax.pad(gradient, jnp.zeros((), gradient.dtype), [(0, 0, 0), *ends, (0, 0, 0)])
-    by_x = flipped.reshape(len(flipped), -1) @ _patches(spread, kernel.shape[-1], 1)
-    return by_x.reshape(shape), by_kernel
+def _product_backward(before, residuals, gradient):
+    x, kernel = residuals
+    outputs, inputs, size, _ = kernel.shape
+    patches = _patches(gradient, size, size - 1 - before)
+    by_x = _flatten(jnp.flip(kernel, (2, 3)).swapaxes(0, 1)) @ patches
+    if inputs < outputs:  # its patches are smaller
+        seen = gradient.reshape(outputs, -1) @ _patches(x, size, before).T
+        by_kernel = seen.reshape(outputs, size, size, inputs).transpose(0, 3, 1, 2)
+    else:
+        flipped = (patches @ x.reshape(inputs, -1).T).reshape(size, size, outputs, inputs)
+        by_kernel = jnp.flip(flipped.transpose(2, 3, 0, 1), (2, 3))
+    return by_x.reshape(x.shape), by_kernel
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _patches(x: Activations, size: int, stride: int) -> Float[Array, "inputs positions"]:
-    """Cut what each position sees of the image, with zeros around it, into columns."""
-    around = (size // 2, size // 2)
-    rows, columns = (-(-length // stride) for length in x.shape[1:3])
-    padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-    seen = [
-        padded[:, i : i + stride * rows : stride, j : j + stride * columns : stride]
-        for i in range(size)
-        for j in range(size)
-    ]
-    return jnp.stack(seen, axis=1).reshape(x.shape[0] * size**2, -1)
+def _flatten(kernel: Float[Array, "out in k k"]) -> Float[Array, "out seen"]:
+    """Make a kernel the matrix that patches are multiplied with."""
+    return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1)
 
 
-def _settle(x: Activations, arch: Int32[Array, "6"]) -> Activations:
-    """Return x, computed once: both it and its gradient are kept in memory.
+def _patches(x: Activations, size: int, before: int) -> Float[Array, "seen positions"]:
+    """Cut what each position sees of the image, with zeros around it, into columns.
 
-    XLA on CPUs fuses all that is not a product of matrices into each of its users, through
-    optimisation barriers as well, and so computes the pooled sums and the gradients of patches
-    again for every edge: half as fast. It does not see through a product by the identity.
+    Columns are put side by side first, then rows: that is less to compile than k×k slices.
     """
-    if jax.default_backend() != "cpu":
-        return x
-    # Were it the same for all architectures, `vmap` would put the channels before them.
-    identity = jnp.where(arch[0] >= 0, jnp.eye(len(x), dtype=x.dtype), 0)
-    return (identity @ x.reshape(len(x), -1)).reshape(x.shape)
+    if size == 1:
+        return x.reshape(len(x), -1)
+    (c, rows, columns, _), around = x.shape, (before, size - 1 - before)
+    padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
+    beside = jnp.concatenate([padded[:, :, j : j + columns] for j in range(size)])
+    beside = lax.optimization_barrier(beside)  # computed once, and not again for each row
+    return jnp.concatenate([beside[:, i : i + rows].reshape(size * c, -1) for i in range(size)])
 
 
 def _average_pool(x: Activations) -> Activations:

@@ -30,7 +30,7 @@ def from_published(
 ) -> dict:
     """Convert a published state dict to the variables of the network, for `NATSNetwork.apply`.
 
-    Nothing is transposed; each array only gets its place (the table is in `models.nats`). What the
+    Nothing is transposed; each array only gets its place (the table is in `models.cells`). What the
     architecture does not use, and so was not published, stays at 0. A state dict with other names
     or shapes than those of the architecture is refused.
 
@@ -77,21 +77,23 @@ def _places(arch: np.ndarray, config: NATSNetworkConfig) -> Iterator[_Place]:
     yield "stem.0.weight", ("params", "stem", "conv"), ()
     yield from norm("stem.1", "stem")
     for i in range(3 * config.cells + 2):
-        published, here = f"cells.{i}", f"cells_{i}"
-        if i % (config.cells + 1) == config.cells:  # a reduction
+        published, (stage, cell) = f"cells.{i}", divmod(i, config.cells + 1)
+        if cell == config.cells:
+            here = f"reduction_{stage + 1}"
             for block in ("conv_a", "conv_b"):
                 name = f"{published}.{block}.op"
                 yield f"{name}.1.weight", ("params", here, block, "conv"), ()
                 yield from norm(f"{name}.2", here, block)
             yield f"{published}.downsample.1.weight", ("params", here, "downsample"), ()
             continue
+        here = f"cells_{stage}"
         for edge, operation in enumerate(arch):
             if operation in (CONV_1X1, CONV_3X3):
                 name = f"{published}.layers.{edge}.op"
                 large = int(operation == CONV_3X3)
                 kernel = ("conv_1x1", "conv_3x3")[large]
-                yield f"{name}.1.weight", ("params", here, kernel), (edge,)
-                yield from norm(f"{name}.2", here, index=(edge, large))
+                yield f"{name}.1.weight", ("params", here, kernel), (cell, edge)
+                yield from norm(f"{name}.2", here, index=(cell, edge, large))
     yield from norm("lastact.0", "lastact")
     for leaf in ("weight", "bias"):
         yield f"classifier.{leaf}", ("params", f"classifier_{leaf}"), ()

@@ -7,6 +7,7 @@ chunks of one size, divides each chunk among the devices, and gathers the result
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -33,6 +34,7 @@ from bqnes_jax.parallel import (
     device_memory,
     in_chunks,
     mesh_for,
+    of_each,
     place,
     spread,
 )
@@ -42,13 +44,7 @@ from bqnes_jax.training.recipe import check_recipe, count_steps, draw_batch, mak
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
-_NUMBERS_KEPT = 100
-# Of a CPU that is one device 4 at once are 1.5 times as fast as one by one, 8 are seldom asked for;
-# where each core is a device 2 are 1.2 times as fast, and more are slower again.
-_CPU_CHUNK, _CORE_CHUNK = 4, 2
-# Products of matrices take the time, and a library does them: with all of LLVM's passes the program
-# runs no faster, and takes 2.7 times as long to compile.
-_CPU_OPTIONS = {"xla_backend_optimization_level": 1}
+_NUMBERS_KEPT = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +63,11 @@ class TrainConfig:
             that an architecture does not use as well, which changes nothing of its output.
         augment: random flips and crops.
         keep_weights: return what was trained, too.
-        chunk: how many members (architectures × seeds) a device trains at once; None for what fits
-            into `memory`, and on CPUs what fits the caches. Half as many where that proves too
-            much.
-        memory: bytes of a device that a chunk may use, by estimate; None for half of what it has.
+        chunk: how many members (architectures × seeds) a device trains in one go: on CPUs one after
+            another, elsewhere at once. None for what fits into `memory`. Half as many where that
+            proves too much.
+        memory: bytes of a device that a chunk may use, by estimate; None for half of what it has,
+            and on CPUs for one member.
     """
 
     network: NATSNetworkConfig = dataclasses.field(default_factory=NATSNetworkConfig)
@@ -133,7 +130,7 @@ class Population(NamedTuple):
 
 
 class _State(NamedTuple):
-    params: optax.Params
+    params: Float[Array, " p"]
     batch_stats: Mapping[str, Any]
     optimiser: optax.OptState
 
@@ -173,23 +170,23 @@ def make_train(config: TrainConfig) -> Train:
             images = augment(jax.random.fold_in(augment_key, t), inputs[batch], config.augment)
             images = normalise(images, *moments)
             (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                state.params, state.batch_stats, images, labels[batch]
+                as_tree(state.params), state.batch_stats, images, labels[batch]
             )
+            gradient, _ = ravel_pytree(gradient)
             updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
-            new = _State(optax.apply_updates(state.params, updates), batch_stats, optimiser_state)
+            new = _State(state.params + updates, batch_stats, optimiser_state)
             healthy &= jnp.isfinite(loss)
             state = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
             return (state, order, healthy), jnp.where(healthy, loss, jnp.nan)
 
-        first = normalise(inputs[:1], *moments)
-        variables = network.init(init_key, arch, first)
-        state = _State(
-            variables["params"], variables["batch_stats"], optimiser.init(variables["params"])
-        )
+        variables = draw_variables(init_key, config.network, inputs.shape[1:])
+        # As one vector the parameters are updated by few instructions, which compile fast.
+        params, as_tree = ravel_pytree(variables["params"])
+        state = _State(params, variables["batch_stats"], optimiser.init(params))
         start = (state, jnp.arange(n), jnp.array(True))
         (state, _, healthy), train_losses = lax.scan(step, start, jnp.arange(steps))
 
-        variables = {"params": state.params, "batch_stats": state.batch_stats}
+        variables = {"params": as_tree(state.params), "batch_stats": state.batch_stats}
 
         def log_probs_of(images):
             logits = network.apply(variables, arch, normalise(images, *moments))
@@ -209,13 +206,42 @@ def make_train(config: TrainConfig) -> Train:
     return train
 
 
-def weight_shapes(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -> dict:
+def weight_shapes(config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> dict:
     """Return the tree of what is trained, of shapes and types instead of arrays."""
     arch, image = jnp.zeros(6, jnp.int32), jnp.zeros((1, *image_shape))
     return jax.eval_shape(NATSNetwork(config).init, jax.random.key(0), arch, image)
 
 
-def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -> int:
+def draw_variables(key: PRNGKey, config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> dict:
+    """Draw initial variables for `NATSNetwork.apply`, as PyTorch does: uniform within 1/√inputs.
+
+    They are distributed as those of `NATSNetwork.init`, and come from a single draw: a draw for
+    each parameter is a third of what there is to compile in a training program.
+    """
+    shapes = weight_shapes(config, image_shape)
+    draws = jax.random.uniform(key, (size_of(shapes["params"]),), minval=-1, maxval=1)
+
+    def begin(path, leaf, draw):
+        match path[-1].key:
+            case "weight":
+                return jnp.ones_like(draw)
+            case "bias":
+                return jnp.zeros_like(draw)
+            case "classifier_weight" | "classifier_bias":
+                return draw / math.sqrt(4 * config.channels)
+        return draw / math.sqrt(math.prod(leaf.shape[-3:]))  # a kernel
+
+    params = jax.tree_util.tree_map_with_path(
+        begin, shapes["params"], unravel(draws, shapes["params"])
+    )
+    start = {"running_mean": jnp.zeros, "running_var": jnp.ones}
+    stats = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: start[path[-1].key](leaf.shape, leaf.dtype), shapes["batch_stats"]
+    )
+    return {"params": params, "batch_stats": stats}
+
+
+def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> int:
     """Count what is trained: parameters and running statistics of every operation."""
     return size_of(weight_shapes(config, image_shape))
 
@@ -223,7 +249,7 @@ def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, int, int]) -
 def unravel_weights(
     weights: Float[Array, "*members w"],
     config: NATSNetworkConfig,
-    image_shape: tuple[int, int, int],
+    image_shape: tuple[int, ...],
 ) -> dict:
     """Turn vectors of trained weights into variables for `NATSNetwork.apply`."""
     return unravel(weights, weight_shapes(config, image_shape))
@@ -307,34 +333,38 @@ def choose_chunk(
 ) -> Chunk:
     """Choose how many members a device trains at once, of `asked` in all.
 
-    What a member needs is mostly what its gradient remembers of the forward pass, some 100 numbers
-    for each channel of each position in a cell: the patches of its three nodes alone are 27.
+    A CPU does not train several at once: one after another each computes only its own operations.
+    Elsewhere, what a member needs is mostly what its gradient remembers of the forward pass, some
+    50 numbers for each channel of each position in a cell.
     """
     if config.chunk is not None:
         return chunk_of(config.chunk, asked, mesh)
+    if jax.default_backend() == "cpu" and config.memory is None:
+        return chunk_of(1, asked, mesh)
     rows, columns = data.train.inputs.shape[1:3]
     size = 2 if config.network.bfloat16 else jnp.dtype(float).itemsize
     # Twice the channels at a quarter of the positions in each further stage.
     positions = rows * columns * config.network.channels * (1 + 1 / 2 + 1 / 4)
     each = _NUMBERS_KEPT * positions * config.network.cells * config.batch * size
     memory = device_memory() if config.memory is None else config.memory
-    fitting = max(1, int(memory // each))
-    if jax.default_backend() == "cpu":
-        fitting = min(fitting, _CPU_CHUNK if mesh.size == 1 else _CORE_CHUNK)
-    return chunk_of(fitting, asked, mesh)
+    return chunk_of(max(1, int(memory // each)), asked, mesh)
 
 
 @functools.cache
 def _make_program(config: TrainConfig, mesh: Mesh):
     train = make_train(config)
 
-    def member(arch, seed, key, data):
+    def members(archs, seeds, key, data):
         key = jax.random.wrap_key_data(key)
-        key = jax.random.fold_in(jax.random.fold_in(key, NATS.index(arch)), seed)
-        return train(key, arch, data)
 
-    members = jax.vmap(member, (0, 0, None, None))
-    return spread(members, mesh, split=2, cpu_options=_CPU_OPTIONS)
+        def member(one):
+            arch, seed = one
+            own = jax.random.fold_in(jax.random.fold_in(key, NATS.index(arch)), seed)
+            return train(own, arch, data)
+
+        return of_each(member, (archs, seeds))
+
+    return spread(members, mesh, split=2)
 
 
 def ends_of(data: Split) -> list[int]:
