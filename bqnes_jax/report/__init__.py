@@ -61,10 +61,11 @@ _MAY_BE_OLD = re.compile(
 )
 
 
-def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
+def summary(run: Run, sizes: Sequence[int] = ()) -> list[Row]:
     """Return the table of results: the best single network, and ensembles of these sizes.
 
-    They are selected from the same candidates in several ways; that of the run is among them.
+    They are selected from the same candidates in several ways; that of the run is among them. By
+    default they are as large as that of the run.
     """
     if not np.any(run.record.log_likelihoods < np.inf):
         raise BQNESError(
@@ -74,6 +75,7 @@ def summary(run: Run, sizes: Sequence[int] = (3, 5)) -> list[Row]:
     algorithm = algorithms.find_trainable(run.config.algorithm)
     # Of one architecture is what the algorithm selects, not what its method does among all.
     own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
+    sizes = sizes or (run.config.ensemble_size,)
     sizes = [size for size in sizes if size <= len(run.record.archs)]
     asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
     ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
