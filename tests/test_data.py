@@ -12,6 +12,7 @@ import PIL.Image
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from bqnes_jax.data import (
     Examples,
@@ -269,6 +270,16 @@ except BQNESError as error:
     ).stdout
     assert "own cannot be written to" in said and "File too large" in said
     assert os.listdir(tmp_path / "data") == []
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch):
+    pixels, labels = load_digits(return_X_y=True)
+    for there in (True, False):  # with its file, and by importing it
+        if not there:
+            monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        digits = load("digits")
+        np.testing.assert_array_equal(digits.train.labels, labels)
+        np.testing.assert_allclose(digits.train.inputs.reshape(-1, 64), pixels * 255 / 16, atol=0.5)
 
 
 def test_digits():

@@ -1,11 +1,12 @@
 """Where data come from: one function, `load`, and what is there to be loaded."""
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float32, UInt8
+from jaxtyping import Array, Float, Float32, UInt8
 
 from bqnes_jax.data.archives import PUBLISHED, how_to_get, read_npz
 from bqnes_jax.data.examples import Dataset, Examples
@@ -141,9 +142,20 @@ def _subset(name: str, directory: Path) -> str:
 
 
 def _digits() -> Dataset:
-    from sklearn.datasets import load_digits  # takes a second to import
+    table = _digits_table()
+    images = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    train = Examples(images, table[:, -1].astype(np.int32))
+    return Dataset(EMBEDDED, 10, train, Examples(images[:0], train.labels[:0]))
+
+
+def _digits_table() -> Float[np.ndarray, "n 65"]:
+    """Return the pixels and labels of scikit-learn: from its file, as importing it is slow."""
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    train = Examples(images, labels.astype(np.int32))
-    return Dataset(EMBEDDED, 10, train, Examples(images[:0], train.labels[:0]))
+    return np.column_stack([pixels, labels])
