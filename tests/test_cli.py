@@ -293,7 +293,10 @@ def test_what_was_renamed_or_is_wrong_is_refused_as_a_flag(capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--family", "moon"], "family is 'moon'; allowed are 'nats', 'slimmable', or 'package."),
+        (
+            ["--family", "moon"],
+            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', or 'package.",
+        ),
         (["--family", "moon.light:family"], "there is no module 'moon'"),
         (["--family", "json:loads"], "the module holds a function there"),
         (["--image-size", "9"], "size is 9; it must be a whole number, from 1 to 8"),

@@ -83,7 +83,10 @@ def test_a_config_survives_json(preset, family, tmp_path):
         ("supernet: {steps: 3}", r"c\.yaml has 'supernet'; allowed are"),
         ("train: {network: {layout: fast}}", r"layout is 'fast'; it must be 'auto' or"),
         ("train: 3", r"train is 3; it must be fields: network, seeds"),
-        ("family: moon", "family is 'moon'; allowed are 'nats', 'slimmable', or 'package.module:"),
+        (
+            "family: moon",
+            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', or 'package.module:",
+        ),
         ("family: 3", r"c\.yaml: family is 3; it must be text"),
         ("family: []", r"c\.yaml: family is \(\); it must be text"),
         ("data: [1]", r"c\.yaml: data is \(1,\); it must be text"),

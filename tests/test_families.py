@@ -29,7 +29,7 @@ from bqnes_jax.families import (
 from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.spaces import Product, SlimmableSpace
 from bqnes_jax.storage.entries import manifest_of
-from bqnes_jax.training import Recipe, SupernetConfig, TrainConfig
+from bqnes_jax.training import Recipe, SharedCellsConfig, SupernetConfig, TrainConfig
 from tests import mlp
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -111,6 +111,18 @@ FAMILIES = {
         ),
         IMAGES,
     ),
+    "shared": (
+        SliceFamily(
+            SharedCellsConfig(
+                NATSNetworkConfig(channels=1, cells=1),
+                steps=2,
+                batch=16,
+                save_every=2,
+                augment=NO_AUGMENTATION,
+            )
+        ),
+        IMAGES,
+    ),
     "functions": (from_functions(SPACE, train_linear, predict_linear), POINTS),
     "host": (from_functions(SPACE, train_coefficients, predict_coefficients, jit=False), POINTS),
     "flax": (from_flax(SPACE, tiny_modules, Recipe(epochs=2, batch=16)), POINTS),
@@ -142,7 +154,7 @@ def test_every_family_keeps_the_protocol(name, tmp_path):
 
     _, (alone,) = evaluate(family, data, archs[2:], seed=1, directory=tmp_path, asked=1)
     np.testing.assert_allclose(alone.test_log_probs, said[2], rtol=1e-3, atol=1e-3)
-    if name not in ("host", "slices"):  # whose training is not random, or not of its own
+    if name not in ("host", "slices", "shared"):  # whose training is not random, or not of its own
         _, (other,) = evaluate(family, data, archs[2:], seed=2, directory=tmp_path)
         assert np.abs(other.test_log_probs - said[2]).max() > 1e-6
 
@@ -305,7 +317,10 @@ def test_another_recipe_or_function_is_another_family():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: families.find("moon"), "family is 'moon'; allowed are 'nats', 'slimmable', or"),
+        (
+            lambda: families.find("moon"),
+            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', or",
+        ),
         (lambda: made("no.such.module:family"), "there is no module 'no'"),
         (lambda: made("tests.mlp:nothing"), "the module has no such name"),
         (lambda: made("tests.mlp:SPACE"), "holds a Product there; it must be a NetworkFamily"),

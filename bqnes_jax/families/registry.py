@@ -12,7 +12,7 @@ from bqnes_jax.families.base import NetworkFamily
 from bqnes_jax.families.cells import CellFamily
 from bqnes_jax.families.slices import SliceFamily
 from bqnes_jax.registry import Registry
-from bqnes_jax.training import SupernetConfig, TrainConfig
+from bqnes_jax.training import SharedCellsConfig, SupernetConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ _KINDS = Registry[Kind](
     "family",
     {
         CellFamily.name: Kind("cells of NATS-Bench", TrainConfig(), CellFamily),
-        SliceFamily.name: Kind("slices of a MobileNetV2", SupernetConfig(), SliceFamily),
+        "slimmable": Kind("slices of a MobileNetV2", SupernetConfig(), SliceFamily),
+        "shared": Kind("cells that share their weights", SharedCellsConfig(), SliceFamily),
     },
 )
 

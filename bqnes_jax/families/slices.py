@@ -1,4 +1,4 @@
-"""Slices of a supernet as a family: one network is trained, and architectures are parts of it."""
+"""Parts of a supernet as a family: one network is trained, and architectures are parts of it."""
 
 import dataclasses
 import functools
@@ -32,6 +32,7 @@ from bqnes_jax.parallel import (
 )
 from bqnes_jax.spaces import Space
 from bqnes_jax.training import (
+    SharedCellsConfig,
     SupernetConfig,
     count_steps,
     make_supernet,
@@ -39,13 +40,14 @@ from bqnes_jax.training import (
     train_supernet,
     unravel_params,
 )
+from bqnes_jax.training.blueprints import blueprint_of
 
 _SLICES = 16  # evaluated at once by an accelerator; a CPU is as fast one by one
 
 
 @dataclasses.dataclass(frozen=True)
 class SliceFamily:
-    """The slices of one MobileNetV2, which is trained first.
+    """The slices of one MobileNetV2, or cells that share their weights; it is trained first.
 
     Attributes:
         config: how the supernet is trained. It has as many classes as the data, whatever is said
@@ -54,12 +56,15 @@ class SliceFamily:
 
     config: SupernetConfig = dataclasses.field(default_factory=SupernetConfig)
 
-    name = "slimmable"
+    @property
+    def name(self) -> str:
+        """What kind of supernet it is."""
+        return "shared" if isinstance(self.config, SharedCellsConfig) else "slimmable"
 
     @property
     def space(self) -> Space:
-        """All slices."""
-        return self.config.network.space
+        """All slices, or all cells."""
+        return blueprint_of(self.config.network).space
 
     def check(self, data: Split) -> None:
         """Refuse what are no images, and a batch larger than the training set."""

@@ -46,7 +46,7 @@ from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 
 CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
-_EPSILON, _MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm, whose momentum is that of the new value
+_EPSILON, MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm, whose momentum is that of the new value
 
 # Inside the network axes are (channel, row, column, image): on a CPU shifts and sums then move
 # whole rows of images. Where XLA chooses the memory order itself (GPU, TPU), their order is free.
@@ -399,7 +399,7 @@ def _track(
     """
     for name, new in (("running_mean", mean), ("running_var", var * count / max(count - 1, 1))):
         old = module.get_variable("batch_stats", name)
-        new = (1 - _MOMENTUM) * old + _MOMENTUM * lax.stop_gradient(new)
+        new = (1 - MOMENTUM) * old + MOMENTUM * lax.stop_gradient(new)
         module.put_variable("batch_stats", name, jnp.where(chosen, new, old))
 
 

@@ -14,7 +14,7 @@ from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.runs.config import RunConfig
 from bqnes_jax.runs.fields import fitted, read_fields, updated
 from bqnes_jax.surrogates import TEMPERATURE, FitConfig
-from bqnes_jax.training import SupernetConfig, TrainConfig
+from bqnes_jax.training import SharedCellsConfig, SupernetConfig, TrainConfig
 
 
 class Preset(NamedTuple):
@@ -43,6 +43,16 @@ _TINY_SUPERNET = SupernetConfig(
     augment=NO_AUGMENTATION,
     recalibration_batches=4,
     save_every=100,
+)
+
+# As many steps as a dozen of its cells have on their own.
+_TINY_SHARED = SharedCellsConfig(
+    NATSNetworkConfig(channels=4, cells=1),
+    steps=2000,
+    batch=64,
+    augment=NO_AUGMENTATION,
+    recalibration_batches=4,
+    save_every=500,
 )
 
 # Few training images, so that the best single network leaves room for an ensemble.
@@ -84,11 +94,11 @@ PRESETS: dict[str, Preset] = {
             split=_FEW_DIGITS,
             search=SearchConfig(initial=10, budget=40, batch=4, population=20),
         ),
-        {"nats": _cells(4, 150), "slimmable": _TINY_SUPERNET},
+        {"nats": _cells(4, 150), "slimmable": _TINY_SUPERNET, "shared": _TINY_SHARED},
     ),
     "small": Preset(
         RunConfig(split=_FEW_DIGITS, search=SearchConfig(initial=10, budget=100, batch=4)),
-        {"nats": _cells(8, 300), "slimmable": _TINY_SUPERNET},
+        {"nats": _cells(8, 300), "slimmable": _TINY_SUPERNET, "shared": _TINY_SHARED},
     ),
     # On ImageNet16-120, which has fewer validation images, the paper's temperature is the same. Its
     # surrogate has the prior mean 0, and the bounds of the published code.

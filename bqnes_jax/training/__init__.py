@@ -15,6 +15,7 @@ from bqnes_jax.training.population import (
 )
 from bqnes_jax.training.recipe import Recipe, count_steps
 from bqnes_jax.training.supernet import (
+    SharedCellsConfig,
     Slices,
     Supernet,
     SupernetConfig,
@@ -28,6 +29,7 @@ from bqnes_jax.training.supernet import (
 __all__ = [
     "Population",
     "Recipe",
+    "SharedCellsConfig",
     "Slices",
     "Supernet",
     "SupernetConfig",

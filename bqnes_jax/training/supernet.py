@@ -1,18 +1,17 @@
-"""Train the largest network of a slimmable space so that its slices are good networks, too.
+"""Train one network that holds the weights of all architectures of a space.
 
-`make_supernet(config)` returns pure functions: `init`, `train` (the sandwich rule with in-place
-distillation) and `evaluate` (what slices predict, each with batch-norm statistics of its own). In
-training by the sandwich rule each step sees the largest network, the smallest and some random ones;
-the largest learns the labels, the others what the largest predicts. `train_supernet` is a thin
-shell around them, with checkpoints: a training that was stopped goes on to the same weights.
+`make_supernet(config)` returns pure functions: `init`, `train` and `evaluate` (what architectures
+predict, each with batch-norm statistics of its own). How a step trains, `training.blueprints` says
+for each kind of network. `train_supernet` is a thin shell around them, with checkpoints: a training
+that was stopped goes on to the same weights.
 """
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +27,17 @@ from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.errors import check_shape, check_whole
 from bqnes_jax.files import locked, writing
 from bqnes_jax.identity import PREDICTION, SPEED, field, identity
-from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
+from bqnes_jax.models.cells import NATSNetworkConfig
+from bqnes_jax.models.mobilenet import MobileNetConfig, NormStatistics
+from bqnes_jax.parallel import of_each
 from bqnes_jax.spaces.base import as_architectures
+from bqnes_jax.training.blueprints import Blueprint, Params, blueprint_of
 from bqnes_jax.training.checkpoints import Checkpoints, check_same
 from bqnes_jax.training.population import ends_of, in_batches, sum_of_labels
 from bqnes_jax.training.recipe import check_recipe, count_steps, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
 
-Params = Mapping[str, Any]  # a tree of arrays
 Moments = tuple[Float[Array, " c"], Float[Array, " c"]]
 Progress = Callable[[int, float], None]
 
@@ -46,7 +47,7 @@ class SupernetConfig:
     """SGD with Nesterov momentum, cosine to a rate of 0.
 
     Attributes:
-        network: the largest network.
+        network: the largest network of a slimmable space.
         epochs: passes over the training images; each leaves out what does not fill a batch.
         steps: how many steps instead of how many epochs.
         batch: images in a step.
@@ -82,6 +83,26 @@ class SupernetConfig:
         for name in ("recalibration_batches", "save_every"):
             check_whole(name, getattr(self, name), 1)
         check_whole("random_slices", self.random_slices, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedCellsConfig(SupernetConfig):
+    """The same for cells of NATS-Bench that share their weights.
+
+    Attributes:
+        network: the macro-skeleton, with every operation on every edge.
+        random_slices: how many random cells a step trains.
+    """
+
+    network: NATSNetworkConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=NATSNetworkConfig
+    )
+    _: dataclasses.KW_ONLY
+    random_slices: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("random_slices", self.random_slices, 1)
 
 
 class SupernetState(NamedTuple):
@@ -137,30 +158,18 @@ def make_supernet(config: SupernetConfig) -> Supernet:
 
     - `init(key, data)`: the state before the first step.
     - `train(key, state, data, steps)`: do at most so many steps more, `steps` being static, and
-      return their losses (of the largest network), NaN where there was no step since all of the
-      config's are done, or none that could be used. What happens in step t depends on (key, t)
-      alone: in pieces or in one go, the result is the same.
+      return their losses (of the largest network, or of random cells), NaN where there was no step
+      since all of the config's are done, or none that could be used. What happens in step t depends
+      on (key, t) alone: in pieces or in one go, the result is the same.
     - `evaluate(params, archs, data)`: what slices predict, [K, length] of them at once.
     """
-    network, space = MobileNet(config.network), config.network.space
+    blueprint = blueprint_of(config.network)
 
     def init(key: PRNGKey, data: Split) -> SupernetState:
-        inputs = jnp.asarray(data.train.inputs)
-        image = normalise(inputs[:1], *channel_moments(inputs))
-        params = network.init(key, space.largest, image)["params"]
-        steps, _ = count_steps(config, len(inputs))
+        params = blueprint.init(key, data.train.inputs.shape[1:])
+        steps, _ = count_steps(config, len(data.train.inputs))
         state = make_optimiser(config, steps).init(params)
         return SupernetState(params, state, jnp.int32(0), jnp.array(True))
-
-    def loss_of(params, archs, images, labels):
-        def of_one(arch):
-            return cast(Array, network.apply({"params": params}, arch, images, True))
-
-        logits = jax.vmap(of_one)(archs)
-        teacher = lax.stop_gradient(jax.nn.softmax(logits[0]))
-        largest = optax.softmax_cross_entropy_with_integer_labels(logits[0], labels).mean()
-        others = optax.softmax_cross_entropy(logits[1:], teacher).mean(1).sum()
-        return largest + others, largest
 
     def train(
         key: PRNGKey, state: SupernetState, data: Split, steps: int
@@ -184,17 +193,18 @@ def make_supernet(config: SupernetConfig) -> Supernet:
             batch = lax.dynamic_slice_in_dim(order, place * config.batch, config.batch)
             images = augment(jax.random.fold_in(augment_key, t), inputs[batch], config.augment)
             images = normalise(images, *moments)
-            drawn = space.sample(jax.random.fold_in(slices_key, t), config.random_slices)
-            archs = jnp.concatenate([space.largest[None], space.smallest[None], drawn])
-            (loss, largest), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                state.params, archs, images, labels[batch]
-            )
+            own_key = jax.random.fold_in(slices_key, t)
+
+            def loss_of(params):
+                return blueprint.loss(own_key, config.random_slices, params, images, labels[batch])
+
+            (loss, shown), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params)
             healthy = state.healthy & _all_finite((loss, gradient))
             updates, memory = optimiser.update(gradient, state.optimiser, state.params)
             new = (optax.apply_updates(state.params, updates), memory)
             old = (state.params, state.optimiser)
             params, memory = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, old)
-            losses = losses.at[i].set(jnp.where(healthy, largest, jnp.nan))
+            losses = losses.at[i].set(jnp.where(healthy, shown, jnp.nan))
             return SupernetState(params, memory, t + 1, healthy), order, losses
 
         losses = jnp.full(steps, jnp.nan)
@@ -212,7 +222,7 @@ def make_supernet(config: SupernetConfig) -> Supernet:
         images = jnp.concatenate([data.valid.inputs, data.test.inputs, inputs])
 
         def of_one(arch):
-            statistics = _recalibrate(network, params, arch, batches, moments)
+            statistics = _recalibrate(blueprint, params, arch, batches, moments)
             log_probs = _log_probs(config, params, statistics, arch, images, moments)
             valid, test, own = jnp.split(log_probs, ends_of(data))
             loss = -jnp.mean(jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1))
@@ -224,7 +234,7 @@ def make_supernet(config: SupernetConfig) -> Supernet:
             )
             return Slices(valid, test, loss, failed, ravel_pytree(statistics)[0], fit)
 
-        return jax.vmap(of_one)(archs)
+        return of_each(of_one, archs)
 
     return Supernet(init, train, evaluate)
 
@@ -241,28 +251,29 @@ def predict_slices(
 
     `moments` are the `channel_moments` of the training images.
     """
-    shapes = _shapes(config.network, images.shape[1:])["batch_stats"]
+    blueprint = blueprint_of(config.network)
+    archs = as_architectures(blueprint.space, archs)
+    image = jnp.zeros((1, *images.shape[1:]))
+    shapes = jax.eval_shape(blueprint.statistics, params, archs[0], image)
     check_shape("batch_stats", batch_stats, (len(archs), size_of(shapes)))
 
-    def of_one(statistics, arch):
+    def of_one(member):
+        statistics, arch = member
         return _log_probs(config, params, statistics, arch, images, moments)
 
-    archs = as_architectures(config.network.space, archs)
-    return jax.vmap(of_one)(unravel(batch_stats, shapes), archs)
+    return of_each(of_one, (unravel(batch_stats, shapes), archs))
 
 
 def unravel_params(
-    vector: Float[Array, " w"], config: MobileNetConfig, image_shape: tuple[int, int, int]
+    vector: Float[Array, " w"],
+    config: MobileNetConfig | NATSNetworkConfig,
+    image_shape: tuple[int, ...],
 ) -> dict:
-    """Turn the parameters of a supernet, as one vector, into those for `MobileNet.apply`."""
-    shapes = _shapes(config, image_shape)["params"]
+    """Turn the parameters of a supernet, as one vector, into those of its network."""
+    init = blueprint_of(config).init
+    shapes = jax.eval_shape(lambda key: init(key, image_shape), jax.random.key(0))
     check_shape("the vector of parameters", vector, (size_of(shapes),))
     return unravel(vector, shapes)
-
-
-def _shapes(config: MobileNetConfig, image_shape: tuple[int, ...]) -> dict:
-    image = jnp.zeros((1, *image_shape))
-    return jax.eval_shape(MobileNet(config).init, jax.random.key(0), config.space.largest, image)
 
 
 def train_supernet(
@@ -331,7 +342,7 @@ def _recalibration_places(config: SupernetConfig, images: int) -> np.ndarray:
 
 
 def _recalibrate(
-    network: MobileNet,
+    blueprint: Blueprint,
     params: Params,
     arch: Int32[Array, " length"],
     batches: Shaped[Array, "batches n h w c"],
@@ -343,9 +354,7 @@ def _recalibrate(
     """
 
     def statistics_of(images):
-        images = normalise(images, *moments)
-        _, updated = network.apply({"params": params}, arch, images, True, mutable=["batch_stats"])
-        return updated["batch_stats"]
+        return blueprint.statistics(params, arch, normalise(images, *moments))
 
     def add(carry, images):
         pooled, count = carry
@@ -376,11 +385,11 @@ def _log_probs(
     images: Shaped[Array, "n h w c"],
     moments: Moments,
 ) -> Float[Array, "n classes"]:
-    network, variables = MobileNet(config.network), {"params": params, "batch_stats": statistics}
+    blueprint = blueprint_of(config.network)
 
     def of_batch(images):
-        logits = network.apply(variables, arch, normalise(images, *moments))
-        return jax.nn.log_softmax(cast(Array, logits))
+        logits = blueprint.apply(params, statistics, arch, normalise(images, *moments))
+        return jax.nn.log_softmax(logits)
 
     return in_batches(of_batch, images, config.batch)
 
