@@ -85,6 +85,23 @@ def test_one_compilation_and_the_company_does_not_matter(compilations, key, tole
     assert (trained.train_losses[:, 0] != trained.train_losses[:, 1]).all(), "seeds are alike"
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_one_draw_begins_as_the_network_does(key):
+    """Of each parameter: the same shape, the same bound, and nearly all of it used."""
+    network = NATSNetworkConfig(channels=4, cells=1, classes=10)
+    image = jnp.zeros((1, 8, 8, 3))
+    theirs = jax.jit(NATSNetwork(network).init)(key, jnp.zeros(6, jnp.int32), image)
+    ours = draw_variables(key, network, image.shape[1:])
+
+    def alike(ours, theirs):
+        assert ours.shape == theirs.shape
+        size, other = np.abs(ours).max(), np.abs(theirs).max()
+        np.testing.assert_allclose(size, other, rtol=0.02 if ours.size > 400 else 0.5)
+        np.testing.assert_allclose(np.mean(ours), np.mean(theirs), atol=5 * size / ours.size**0.5)
+
+    jax.tree.map(alike, ours, theirs)
+
+
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_follows_the_recipe_of_pytorch(key, tolerance):
     """Against SGD written out: decay into the gradient, Nesterov momentum, cosine rate."""

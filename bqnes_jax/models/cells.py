@@ -42,18 +42,16 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
+from bqnes_jax.models.patches import convolve_by_products
+from bqnes_jax.models.shifts import Activations, OtherActivations
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 
 CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
 _EPSILON, MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm, whose momentum is that of the new value
 
-# Inside the network axes are (channel, row, column, image): on a CPU shifts and sums then move
-# whole rows of images. Where XLA chooses the memory order itself (GPU, TPU), their order is free.
-_AXES = ("CHWN", "OIHW", "CHWN")
+_AXES = ("CHWN", "OIHW", "CHWN")  # of activations, as everywhere, and of PyTorch's kernels
 _ENDS = tuple(np.array(EDGES, np.int32).T)  # the sources of all edges, and their targets
-Activations = Float[Array, "channels height width n"]
-OtherActivations = Float[Array, "out h w n"]  # of other channels or another size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +174,6 @@ class _Cell(nn.Module):
             self.param("conv_3x3", _uniform(9 * c), (len(EDGES), c, c, 3, 3)),
         )
         weight, bias, *running = _norm_variables(self, (len(EDGES), 2, c))
-
         own = _Convolutions(kernels, weight, bias)
         if not self.train:
             nodes, _ = _pass_edges(self.config, arch, x, own, running)
@@ -406,90 +403,14 @@ def _track(
 def _convolve(
     config: NATSNetworkConfig, x: Activations, kernel: Float[Array, "out in k k"], stride: int = 1
 ) -> OtherActivations:
-    """Convolve with a kernel of size 1, or of size 3 with zeros around the image, at stride 1 or 2.
-
-    Both have the same result: a convolution as such, or a product of matrices.
-    """
+    """Convolve as such or by products of matrices, with the same result."""
     kernel, size = kernel.astype(x.dtype), kernel.shape[-1]
+    if config.uses_patches():
+        return convolve_by_products(x, kernel, stride)
     around = (size // 2, size // 2)
-    if not config.uses_patches():
-        return lax.conv_general_dilated(
-            x, kernel, (stride, stride), (around, around), dimension_numbers=_AXES
-        )
-    if stride == 1:
-        return _product(x, kernel, size // 2)
-    return _product(_quarter(x), _quarter_kernel(kernel), 1)
-
-
-def _quarter(x: Activations) -> OtherActivations:
-    """Make of every 2×2 pixels one with four times the channels; an odd size gets zeros."""
-    c, rows, columns, n = x.shape
-    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)))
-    x = x.reshape(c, -(-rows // 2), 2, -(-columns // 2), 2, n)
-    return x.transpose(2, 4, 0, 1, 3, 5).reshape(4 * c, *x.shape[1:4:2], n)
-
-
-def _quarter_kernel(kernel: Float[Array, "out in 3 3"]) -> Float[Array, "out in4 2 2"]:
-    """Make of a 3×3 kernel at stride 2 one of 2×2 at stride 1, for a quartered image.
-
-    With a zero before its first row and column, it sees two of the new pixels each way.
-    """
-    outputs, inputs, *_ = kernel.shape
-    kernel = jnp.pad(kernel, ((0, 0), (0, 0), (1, 0), (1, 0)))
-    kernel = kernel.reshape(outputs, inputs, 2, 2, 2, 2)
-    return kernel.transpose(0, 3, 5, 1, 2, 4).reshape(outputs, 4 * inputs, 2, 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Activations, kernel: Float[Array, "out in k k"], before: int) -> OtherActivations:
-    """Convolve by one product of matrices, with so many zeros before the image.
-
-    As many come after it as keep its size. Both gradients are written as products with the patches
-    of what comes back: the transpose of cutting patches would be a sum of nine shifted arrays, slow
-    to compile and to run.
-    """
-    out = _flatten(kernel) @ _patches(x, kernel.shape[-1], before)
-    return out.reshape(-1, *x.shape[1:])
-
-
-def _product_forward(x, kernel, before):
-    return _product(x, kernel, before), (x, kernel)
-
-
-def _product_backward(before, residuals, gradient):
-    x, kernel = residuals
-    outputs, inputs, size, _ = kernel.shape
-    patches = _patches(gradient, size, size - 1 - before)
-    by_x = _flatten(jnp.flip(kernel, (2, 3)).swapaxes(0, 1)) @ patches
-    if inputs < outputs:  # its patches are smaller
-        seen = gradient.reshape(outputs, -1) @ _patches(x, size, before).T
-        by_kernel = seen.reshape(outputs, size, size, inputs).transpose(0, 3, 1, 2)
-    else:
-        flipped = (patches @ x.reshape(inputs, -1).T).reshape(size, size, outputs, inputs)
-        by_kernel = jnp.flip(flipped.transpose(2, 3, 0, 1), (2, 3))
-    return by_x.reshape(x.shape), by_kernel
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-def _flatten(kernel: Float[Array, "out in k k"]) -> Float[Array, "out seen"]:
-    """Make a kernel the matrix that patches are multiplied with."""
-    return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1)
-
-
-def _patches(x: Activations, size: int, before: int) -> Float[Array, "seen positions"]:
-    """Cut what each position sees of the image, with zeros around it, into columns.
-
-    Columns are put side by side first, then rows: that is less to compile than k×k slices.
-    """
-    if size == 1:
-        return x.reshape(len(x), -1)
-    (c, rows, columns, _), around = x.shape, (before, size - 1 - before)
-    padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-    beside = jnp.concatenate([padded[:, :, j : j + columns] for j in range(size)])
-    beside = lax.optimization_barrier(beside)  # computed once, and not again for each row
-    return jnp.concatenate([beside[:, i : i + rows].reshape(size * c, -1) for i in range(size)])
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), (around, around), dimension_numbers=_AXES
+    )
 
 
 def _average_pool(x: Activations) -> Activations:
