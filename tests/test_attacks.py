@@ -1,6 +1,7 @@
 """What the attacks of `benchmarks/reliability.py` count: what is lost or silent is seen as such."""
 
 import importlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,16 +59,26 @@ def test_calls_are_judged(attacks, call, given, expected):
     assert found == expected and bool(note) == (expected != "survived")
 
 
-def test_altered_files_are_judged(attacks, tmp_path, monkeypatch):
+def test_altered_files_are_judged(attacks, tmp_path):
     altered = attacks("altered")
-    read = iter(["same", "another", BQNESError("no"), ValueError("crash")])
+    contents = iter(["same", "another", BQNESError("no"), ValueError("crash")])
 
-    def read_everything(_):
-        one = next(read)
+    def read(_):
+        one = next(contents)
         if isinstance(one, Exception):
             raise one
         return one
 
-    monkeypatch.setattr(altered, "read_everything", read_everything)
-    found = [altered.outcome(tmp_path, "same")[0] for _ in range(4)]
+    found = [altered.outcome(read, tmp_path, "same")[0] for _ in range(4)]
     assert found == ["survived", "silent", "survived", "lost"]
+
+
+def test_altered_checkpoints_are_judged(attacks, tmp_path, monkeypatch):
+    altered = attacks("altered")
+    altered.write_checkpoints(tmp_path)
+    assert altered.outcome(altered.read_checkpoints, tmp_path, "2") == ("survived", "")
+    shutil.rmtree(tmp_path / "checkpoints" / "2")  # nothing says that it was there
+    assert altered.outcome(altered.read_checkpoints, tmp_path, "2")[0] == "silent"
+    monkeypatch.setattr("bqnes_jax.training.checkpoints.is_noted", lambda *_: True)
+    monkeypatch.setattr(altered, "state_at", lambda _: altered.State(np.int32(1), {}))
+    assert altered.outcome(altered.read_checkpoints, tmp_path, "1")[0] != "silent"

@@ -154,6 +154,17 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_goes_on(tmp_path):
     equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
 
 
+def test_a_checkpoint_whose_description_is_damaged_is_put_aside(tmp_path):
+    """Orbax reads all descriptions before any checkpoint, and stops at a number of 5,000 digits."""
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    train_supernet(key, data, CONFIG, tmp_path)
+    description = tmp_path / "checkpoints" / "30" / "_CHECKPOINT_METADATA"
+    for content in ("9" * 5_000, "[" * 100_000, "no JSON"):
+        description.write_text(f'{{"commit_timestamp_nsecs": {content}}}')
+        with pytest.warns(UserWarning, match=r"checkpoints/30 is damaged \(its description cannot"):
+            equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+
+
 def test_a_checkpoint_of_other_numbers_is_damaged(tmp_path):
     """Orbax reads it without complaint, but it is not what was saved."""
     key, data, undisturbed = jax.random.key(0), make_data(), finished()

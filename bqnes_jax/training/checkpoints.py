@@ -21,6 +21,7 @@ from bqnes_jax.files import read_json, write_json, writing
 from bqnes_jax.files.digests import is_noted, note
 
 _KEPT = 2  # one to go on from if the last is damaged
+_DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax writes it into each
 _ROOM = 1 << 20  # bytes that a checkpoint takes beside its numbers
 
 
@@ -75,6 +76,7 @@ class Checkpoints:
         )
         with writing(f"training {directory}"):
             directory.mkdir(exist_ok=True)
+            _put_undescribed_aside(directory)
             self._manager = ocp.CheckpointManager(directory, options=options)
 
     def __enter__(self) -> "Checkpoints":
@@ -99,13 +101,9 @@ class Checkpoints:
                 reason = "its numbers are not those that were saved"
             except Exception as error:  # of a damaged file Orbax has errors of many kinds
                 reason = type(error).__name__
-            otherwise = "begins anew" if before is None else f"goes on from step {before}"
-            warnings.warn(
-                f"checkpoint {self._directory / str(step)} is damaged ({reason}) and put aside; "
-                f"the training {otherwise}.",
-                stacklevel=2,
-            )
-            self._put_aside(step)
+            with writing(f"training {self._directory}"):
+                _put_aside(self._directory / str(step), reason, _from_step(before))
+            self._manager.reload()
         return start
 
     def save(self, state: Stepped) -> None:
@@ -132,11 +130,36 @@ class Checkpoints:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, 2 * size + _ROOM)
 
-    def _put_aside(self, step: int) -> None:
-        folder = self._directory / str(step)
-        with writing(f"training {self._directory}"):
-            os.replace(folder, folder.with_name(f"damaged-{step}-{secrets.token_hex(4)}"))
-        self._manager.reload()
+
+def _put_undescribed_aside(directory: Path) -> None:
+    """Put aside checkpoints whose description is no JSON, which Orbax would stop at."""
+    folders = [path for path in directory.iterdir() if path.name.isdecimal()]
+    damaged = [folder for folder in folders if not _is_described(folder)]
+    newest = max((int(folder.name) for folder in set(folders) - set(damaged)), default=None)
+    for folder in damaged:
+        _put_aside(folder, "its description cannot be read", _from_step(newest))
+
+
+def _is_described(folder: Path) -> bool:
+    """Tell whether the description of a checkpoint is JSON, or not there, which Orbax allows."""
+    try:
+        read_json(folder / _DESCRIPTION, "the description of a checkpoint")
+    except BQNESError:
+        return not (folder / _DESCRIPTION).exists()
+    return True
+
+
+def _from_step(step: int | None) -> str:
+    return "begins anew" if step is None else f"goes on from step {step}"
+
+
+def _put_aside(folder: Path, reason: str, otherwise: str) -> None:
+    """Rename a damaged checkpoint, and warn of it with what the training does instead."""
+    warnings.warn(
+        f"checkpoint {folder} is damaged ({reason}) and put aside; the training {otherwise}.",
+        stacklevel=3,
+    )
+    os.replace(folder, folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}"))
 
 
 @contextlib.contextmanager
