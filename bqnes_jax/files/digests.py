@@ -56,6 +56,21 @@ def is_noted(directory: Path, name: str, digest: str) -> bool:
     return digest in noted.get(name, ())
 
 
+def is_unknown(directory: Path, name: str) -> bool:
+    """Tell whether no digest of that name was ever noted."""
+    return not (_read(directory) or {}).get(name)
+
+
+def digest_folder(folder: Path) -> str:
+    """Return the sha256 of the files in a folder: their names, and all that they hold."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        with open_file(path, follow=False) as file:
+            own = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{own}  {path.relative_to(folder)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 def note(directory: Path, name: str, digest: str) -> None:
     """Note a digest, for good when this returns."""
     noted = _read(directory)

@@ -11,14 +11,14 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import numpy as np
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import read_json, write_json, writing
-from bqnes_jax.files.digests import is_noted, note
+from bqnes_jax.files.digests import digest_folder, is_noted, is_unknown, note
 
 _KEPT = 2  # one to go on from if the last is damaged
 _DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax writes it into each
@@ -93,18 +93,33 @@ class Checkpoints:
         like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), start)
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step, before in zip(steps, [*steps, None][1:], strict=True):
-            try:
-                with _quiet():
-                    saved = self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
-                if is_noted(self._directory, str(step), _digest(saved)):
-                    return jax.device_put(saved)
-                reason = "its numbers are not those that were saved"
-            except Exception as error:  # of a damaged file Orbax has errors of many kinds
-                reason = type(error).__name__
+            saved, reason = self._read(step, like)
+            if saved is not None:
+                return jax.device_put(saved)
             with writing(f"training {self._directory}"):
                 _put_aside(self._directory / str(step), reason, _from_step(before))
             self._manager.reload()
         return start
+
+    def _read(self, step: int, like: State) -> tuple[State | None, str]:
+        """Return a state and nothing, or None and why it cannot be read.
+
+        Orbax sees only files that are as they were written: of others some of its threads print
+        tracebacks. Whoever was killed after saving has not noted the files, but their numbers.
+        """
+        try:
+            files, name = digest_folder(self._directory / str(step)), _files_of(step)
+            known = not is_unknown(self._directory, name)
+            if known and not is_noted(self._directory, name, files):
+                return None, "its files are not those that were saved"
+            with _quiet():
+                arguments = self._ocp.args.StandardRestore(like)
+                saved = cast(State, self._manager.restore(step, args=arguments))
+            if is_noted(self._directory, str(step), _digest(saved)):
+                return saved, ""
+            return None, "its numbers are not those that were saved"
+        except Exception as error:  # of a damaged file Orbax has errors of many kinds
+            return None, type(error).__name__
 
     def save(self, state: Stepped) -> None:
         """Have the state on the disk when this returns."""
@@ -119,6 +134,7 @@ class Checkpoints:
                     self._manager.wait_until_finished()
             except Exception as error:  # TensorStore has a ValueError for a full disk
                 raise _as_os_error(error) from error
+            note(self._directory, _files_of(step), digest_folder(self._directory / str(step)))
 
     def _make_room(self, state: Stepped) -> None:
         """Raise what the system says where there is too little room, before Orbax meets it.
@@ -147,6 +163,11 @@ def _is_described(folder: Path) -> bool:
     except BQNESError:
         return not (folder / _DESCRIPTION).exists()
     return True
+
+
+def _files_of(step: int) -> str:
+    """Return under which name the digest of a checkpoint's files is noted."""
+    return f"{step}/files"
 
 
 def _from_step(step: int | None) -> str:
