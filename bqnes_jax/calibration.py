@@ -259,6 +259,7 @@ def _labels_of(
     return jnp.argmin(jnp.sum(distance, axis=0, where=usable[:, None, None]), axis=-1)
 
 
+@jax.jit  # or each call compiles its loop again
 def _fit(margins: Float[Array, "n C"], counts: Float[Array, " n"]) -> Float[Array, ""]:
     """Return the temperature that fits the points, each of which counts so often."""
     alone, none = jnp.ones(1, bool), jnp.zeros((), margins.dtype)

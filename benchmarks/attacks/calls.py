@@ -45,7 +45,9 @@ def ensembles(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return classes[..., 0], classes
 
 
+@jax.jit
 def refit(archs, log_likelihoods):
+    """Fit a surrogate for the first time, as a step of a search does."""
     kernel = RBF(GRID, jnp.asarray(0.4))
     return wsabi.refit(no_shape(kernel), kernel, archs, log_likelihoods)
 
