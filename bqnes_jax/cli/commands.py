@@ -1,6 +1,7 @@
 """All commands: what is parsed, and what follows an error."""
 
 import argparse
+import dataclasses
 import io
 import os
 import sys
@@ -18,7 +19,7 @@ from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
 from bqnes_jax.cli.shell import complain, stop, warnings_in_a_line
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.runs import configure, preset_config
+from bqnes_jax.runs import RunConfig, TaskConfig, configure, preset_config
 from bqnes_jax.runs.fields import read_fields, updated
 
 
@@ -75,8 +76,9 @@ def _commands(arguments: list[str]) -> Any:
     own = preset_config(known.preset).search
     search = own if known.preset == "reference" else SearchConfig(temperature=own.temperature)
     search = updated(search, fields.get("search", {}), where=known.config or "")
-    names = ("algorithm", "ensemble_size", "seeds", "prior")
-    of_run = {name: getattr(config, name) for name in names}
+    beside = {"search", *(field.name for field in dataclasses.fields(TaskConfig))}
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    of_run = {name: getattr(config, name) for name in names if name not in beside}
 
     def with_default(kind: type, name: str, **default: object):
         return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]

@@ -62,6 +62,10 @@ class RunCommand:
             by default they are equally likely.
         seeds: with how many weight seeds an architecture can be trained: --seed and those after it.
             With more than one, a candidate is an architecture with one of them.
+        evaluate: how candidates are evaluated: alone, each trained on its own; or shared, as parts
+            of one network that is trained once, after which only a shortlist is trained alone.
+        shortlist: how many are trained alone after a search with shared weights; by default twice
+            as many as members.
         search: which architectures are tried.
         task: what is trained, and on what.
     """
@@ -78,6 +82,8 @@ class RunCommand:
     calibrate: Literal["auto", "on", "off"] = "auto"
     prior: str | None = None
     seeds: int = 1
+    evaluate: Literal["alone", "shared"] = "alone"
+    shortlist: int | None = None
     search: Annotated[SearchConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=SearchConfig
     )
@@ -94,11 +100,14 @@ class RunCommand:
             calibrate=self.calibrate,
             prior=self.prior,
             seeds=self.seeds,
+            evaluate=self.evaluate,
+            shortlist=self.shortlist,
             search=self.search,
         )
         parts = [] if self.preset == "tiny" else [self.preset]
         parts += [config.label, config.algorithm.replace(" ", "-"), f"seed{config.seed}"]
         parts += [] if config.seeds == 1 else [f"of{config.seeds}"]
+        parts += [] if config.evaluate == "alone" else [config.evaluate]
         out = self.out or Path("runs", "-".join(parts))
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
@@ -119,7 +128,11 @@ def _run(config: RunConfig, out: Path) -> None:
     if not is_first():
         return
     candidates = len(run.record.archs)
-    title = f"{config.data_name}: test data, {candidates} candidates by {config.algorithm}"
+    trained = f"{candidates} candidates by {config.algorithm}"
+    if run.first_stage is not None:
+        searched = len(run.first_stage.record.archs)
+        trained = f"{candidates} trained of {searched} by {config.algorithm} with shared weights"
+    title = f"{config.data_name}: test data, {trained}"
     rows = summary(run)
     _show_metrics(rows, title)
     ensemble = run.saved_ensemble()

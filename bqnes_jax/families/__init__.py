@@ -1,6 +1,6 @@
 """Network families: what turns architectures into predictions."""
 
-from bqnes_jax.families.base import Evaluation, NetworkFamily, Setting, Trainer
+from bqnes_jax.families.base import Evaluation, NetworkFamily, Setting, SharingFamily, Trainer
 from bqnes_jax.families.cells import CellFamily
 from bqnes_jax.families.flax import from_flax
 from bqnes_jax.families.functions import FunctionFamily, from_functions
@@ -17,6 +17,7 @@ __all__ = [
     "NoOptions",
     "SeededFamily",
     "Setting",
+    "SharingFamily",
     "SliceFamily",
     "Trainer",
     "families",

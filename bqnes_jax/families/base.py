@@ -123,6 +123,15 @@ class NetworkFamily(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingFamily(NetworkFamily, Protocol):
+    """Networks that can also be parts of one network, which is trained once for all of them."""
+
+    def sharing(self) -> tuple[str, Any]:
+        """Return the family of the same space that shares weights: its name and its options."""
+        ...
+
+
 def check_log_probs_shape(log_probs: ArrayLike, shape: tuple[int, int], text: str) -> None:
     """Refuse an array that does not have a row for each input and a column for each class."""
     if np.shape(log_probs) != shape:

@@ -20,6 +20,7 @@ from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.parallel import make_mesh, of_each, spread
 from bqnes_jax.spaces import NATS, Space
 from bqnes_jax.training import (
+    SharedCellsConfig,
     TrainConfig,
     count_steps,
     in_batches,
@@ -28,6 +29,7 @@ from bqnes_jax.training import (
 )
 
 _BATCH = 256  # images predicted at a time
+_SHARED_BY = 12  # how many times longer cells that share their weights are trained than one alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,16 @@ class CellFamily:
         mesh = make_mesh(jax.local_devices())  # each host may ask for other images
         return predict_cells(
             network, np.stack(variables), archs, images, shared["moments"], mesh=mesh
+        )
+
+    def sharing(self) -> tuple[str, SharedCellsConfig]:
+        """Return how all cells are trained as one network: by the same recipe, for longer."""
+        config = self.config
+        same = ("network", "batch", "learning_rate", "momentum", "weight_decay", "augment")
+        return "shared", SharedCellsConfig(
+            epochs=_SHARED_BY * config.epochs,
+            steps=None if config.steps is None else _SHARED_BY * config.steps,
+            **{name: getattr(config, name) for name in same},
         )
 
     def _config(self, classes: int) -> TrainConfig:

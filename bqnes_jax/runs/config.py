@@ -18,10 +18,12 @@ from bqnes_jax.calibration import WHEN
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.data import Split, load, split
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.families import NetworkFamily
+from bqnes_jax.families import NetworkFamily, SharingFamily
 from bqnes_jax.families.registry import import_named
-from bqnes_jax.identity import SELECTION, SPEED, field, identity
+from bqnes_jax.identity import EXTENT, SELECTION, SPEED, field, identity
 from bqnes_jax.training import TrainConfig
+
+EVALUATE = ("alone", "shared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,10 @@ class RunConfig(TaskConfig):
             package.module:function; by default they are equally likely.
         seeds: with how many weight seeds an architecture can be trained: `seed` and those after it.
             With more than one, a candidate is an architecture with one of them.
+        evaluate: how candidates are evaluated: alone, each trained on its own; or shared, as parts
+            of one network that is trained once, after which only a shortlist is trained alone.
+        shortlist: how many are trained alone after a search with shared weights; by default twice
+            as many as members.
         search: which architectures are tried.
     """
 
@@ -91,6 +97,8 @@ class RunConfig(TaskConfig):
     calibrate: str = field(SELECTION, default="auto")
     prior: str | None = None
     seeds: int = 1
+    evaluate: str = "alone"
+    shortlist: int | None = field(EXTENT, default=None)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
     def __post_init__(self):
@@ -98,6 +106,19 @@ class RunConfig(TaskConfig):
         check_whole("ensemble_size", self.ensemble_size, 1)
         check_choice("calibrate", self.calibrate, WHEN)
         check_whole("seeds", self.seeds, 1)
+        check_choice("evaluate", self.evaluate, EVALUATE)
+        if self.shortlist is not None:
+            check_whole("shortlist", self.shortlist, self.ensemble_size)
+        if self.evaluate == "shared" and self.seeds != 1:
+            raise BQNESError(
+                f"seeds is {self.seeds}, but cells that share weights are trained once; leave it "
+                "out, or evaluate candidates alone."
+            )
+
+    @property
+    def shortlisted(self) -> int:
+        """How many candidates of a search with shared weights are trained alone."""
+        return 2 * self.ensemble_size if self.shortlist is None else self.shortlist
 
     def identity(self) -> dict[str, Any]:
         """Return what decides which networks are trained: all fields that are marked as such.
@@ -133,3 +154,15 @@ def make_prior(name: str | None) -> Prior | None:
 def make_family(config: TaskConfig) -> NetworkFamily:
     """Make the family that a config names, with its options."""
     return families.find(config.family).make(config.train)
+
+
+def first_stage(config: RunConfig, family: NetworkFamily) -> tuple[RunConfig, NetworkFamily]:
+    """Return config and family of the search with shared weights that comes before a run."""
+    if not isinstance(family, SharingFamily):
+        raise BQNESError(
+            f"evaluate is 'shared', but networks of the family {family.name!r} share no weights; "
+            "leave it out, or use the family 'nats'."
+        )
+    name, options = family.sharing()
+    own = dataclasses.replace(config, family=name, train=options, evaluate="alone", shortlist=None)
+    return own, families.find(name).make(options)

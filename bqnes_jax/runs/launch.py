@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bqnes_jax import algorithms, candidates, drivers
@@ -23,8 +24,8 @@ from bqnes_jax.files import writing
 from bqnes_jax.files.trees import write_tree
 from bqnes_jax.identity import describe_code, identity
 from bqnes_jax.parallel import is_first, wait_for_all
-from bqnes_jax.runs.config import RunConfig, load_data, make_family, make_prior
-from bqnes_jax.runs.layout import SEARCH, SHARED, begin, keep_config
+from bqnes_jax.runs.config import RunConfig, first_stage, load_data, make_family, make_prior
+from bqnes_jax.runs.layout import FIRST_STAGE, SEARCH, SHARED, begin, keep_config
 from bqnes_jax.runs.presets import configure
 from bqnes_jax.runs.record import Record, make_record, read_record, write_record
 from bqnes_jax.runs.run import Run
@@ -73,13 +74,7 @@ def search(
     else:
         prior = make_prior(config.prior)
     family = with_seeds(family, config.seeds)
-    algorithms.check_seeds(config.algorithm, family.space, config.ensemble_size)
-    algorithm = algorithms.find_trainable(config.algorithm)
-    search_config = algorithm.budgeted(config.search, config.ensemble_size)
-    # Refuses bad settings.
-    candidates.make(algorithm.strategy, family.space, config=search_config, prior=prior)
-    check_split(data)
-    family.check(data)
+    _check(config, family, data, prior)
 
     scratch = None
     if out is None:
@@ -87,8 +82,42 @@ def search(
             raise BQNESError("out is None; several hosts need a directory that all of them see.")
         scratch = tempfile.TemporaryDirectory(prefix="bqnes-")
         out = scratch.name
-    directory = Path(out)
+    return _launch(config, family, data, prior, Path(out), progress, scratch)
+
+
+def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior | None) -> None:
+    """Refuse settings and data that do not go together, before anything is trained."""
+    algorithms.check_seeds(config.algorithm, family.space, config.ensemble_size)
+    algorithm = algorithms.find_trainable(config.algorithm)
+    search_config = algorithm.budgeted(config.search, config.ensemble_size)
+    candidates.make(algorithm.strategy, family.space, config=search_config, prior=prior)
+    check_split(data)
+    family.check(data)
+    if config.evaluate == "shared":
+        first_config, first_family = first_stage(config, family)
+        _check(first_config, first_family, data, prior)
+
+
+def _launch(
+    config: RunConfig,
+    family: NetworkFamily,
+    data: Split,
+    prior: Prior | None,
+    directory: Path,
+    progress: Progress | None,
+    scratch: tempfile.TemporaryDirectory | None = None,
+) -> Run:
+    """Search in a directory; first with shared weights, if that is how candidates are evaluated."""
+    algorithm = algorithms.find_trainable(config.algorithm)
+    search_config = algorithm.budgeted(config.search, config.ensemble_size)
     with begin(directory, config):
+        if config.evaluate == "shared":
+            stage = *first_stage(config, family), data, prior, directory / FIRST_STAGE, progress
+            recorded = _shortlist(_launch(*stage), config.shortlisted)
+            count = len(recorded.archs)
+            search_config = dataclasses.replace(search_config, initial=count, budget=count)
+        else:
+            recorded = _record_so_far(directory, family)
         bench = open_workbench(
             family,
             data,
@@ -99,13 +128,24 @@ def search(
         )
         if is_first():
             _keep_shared(directory, bench)
-        before = _record_so_far(directory, family)
-        record = _search(config, search_config, bench, prior, before, progress)
+        record = _search(config, search_config, bench, prior, recorded, progress)
         run = Run(directory, config, family, record, scratch)
         if is_first():
             _save(run)
         wait_for_all()
     return run
+
+
+def _shortlist(run: Run, count: int) -> drivers.Recorded:
+    """Return the members of an ensemble of that size, and then the likeliest of the others."""
+    values = run.record.log_likelihoods
+    usable = np.flatnonzero(~np.isnan(values))
+    count = min(count, len(usable))
+    members = run.ensemble(count, calibrate="off").members.tolist()
+    others = usable[np.argsort(-values[usable], kind="stable")].tolist()
+    chosen = list(dict.fromkeys([*members, *others]))[:count]
+    archs = jnp.asarray(run.record.archs[chosen], jnp.int32)
+    return drivers.Recorded(archs, jnp.full(count, jnp.nan))
 
 
 def _resolved(
@@ -154,9 +194,9 @@ def _resolved(
     return config, found, data if isinstance(data, Split) else load_data(config)
 
 
-def _record_so_far(directory: Path, family: NetworkFamily) -> Record | None:
+def _record_so_far(directory: Path, family: NetworkFamily) -> drivers.Recorded | None:
     path = directory / SEARCH
-    return read_record(path, family.space) if path.is_file() else None
+    return read_record(path, family.space).beginning if path.is_file() else None
 
 
 def _search(
@@ -164,15 +204,15 @@ def _search(
     search_config: SearchConfig,
     bench: Workbench,
     prior: Prior | None,
-    before: Record | None,
+    recorded: drivers.Recorded | None,
     progress: Progress | None,
 ) -> Record:
     """Train what the strategy asks for, after what was searched before, and return what that gave.
 
     A run never becomes shorter: what it has is kept.
     """
-    if before is not None and len(before.archs) > search_config.budget:
-        search_config = dataclasses.replace(search_config, budget=len(before.archs))
+    if recorded is not None and len(recorded.archs) > search_config.budget:
+        search_config = dataclasses.replace(search_config, budget=len(recorded.archs))
     pair = algorithms.find_trainable(config.algorithm)
     strategy = candidates.make(pair.strategy, bench.space, config=search_config, prior=prior)
     done = 0
@@ -188,7 +228,7 @@ def _search(
         search_config,
         jax.random.fold_in(jax.random.key(config.seed), _OF_SEARCH),
         bench.evaluator(count),
-        recorded=None if before is None else before.beginning,
+        recorded=recorded,
     )
     if not np.any(searched.history.log_likelihoods < np.inf):  # NaN is not
         rate = identity(config.train).get("learning_rate")

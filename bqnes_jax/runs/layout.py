@@ -4,6 +4,7 @@ config.json     the config, and the versions it ran with
 store/          what each network predicts, and its variables
 supernet/       checkpoints of the one network that all candidates are slices of, for such families
 shared.bqt      what all networks of the run have in common
+first-stage/    the run with shared weights that the candidates are a shortlist of, if it has one
 search.npz      the candidates in their order, how alike they are, what was believed
 ensemble.json   the members and weights of the ensemble that was selected
 robustness.json what it does on corrupted images, if that was asked for
@@ -28,6 +29,7 @@ from bqnes_jax.runs.config import RunConfig
 from bqnes_jax.runs.fields import updated
 
 CONFIG, SEARCH, ENSEMBLE, SHARED = "config.json", "search.npz", "ensemble.json", "shared.bqt"
+FIRST_STAGE = "first-stage"
 _LOCK = "lock"
 _PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
 

@@ -37,8 +37,16 @@ from bqnes_jax.files.trees import Tree, read_tree
 from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
-from bqnes_jax.runs.config import RunConfig, make_family
-from bqnes_jax.runs.layout import CONFIG, ENSEMBLE, SEARCH, SHARED, read_config, read_versions
+from bqnes_jax.runs.config import RunConfig, first_stage, make_family
+from bqnes_jax.runs.layout import (
+    CONFIG,
+    ENSEMBLE,
+    FIRST_STAGE,
+    SEARCH,
+    SHARED,
+    read_config,
+    read_versions,
+)
 from bqnes_jax.runs.record import Record, read_record
 from bqnes_jax.runs.workbench import keys_of, measure_stored, stored_log_probs
 from bqnes_jax.selection import methods, needs_classes, pool_of
@@ -124,6 +132,17 @@ class Run:
     def space(self) -> Space:
         """What was searched."""
         return self.family.space
+
+    @functools.cached_property
+    def first_stage(self) -> "Run | None":
+        """The search with shared weights that the candidates are a shortlist of, if there is one.
+
+        With several hosts, the first one alone has written it.
+        """
+        if self.config.evaluate != "shared":
+            return None
+        _, family = first_stage(self.config, self.family)
+        return Run.load(self.directory / FIRST_STAGE, family=family)
 
     @property
     def versions(self) -> dict[str, str]:
