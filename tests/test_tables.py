@@ -231,3 +231,16 @@ class TestDigits:
     def test_another_name_is_refused(self):
         with pytest.raises(BQNESError, match="table is 'mnist'; allowed are 'digits'"):
             tables.load("mnist")
+        for given, says in (
+            ({"name": "mnist"}, "table is 'mnist'; allowed are 'digits', or the path of an .npz"),
+            ({"name": "mine.npz"}, "mine.npz is not there"),
+            ({"name": "mine.npz", "seeds": 3}, "weight seeds are those of the table"),
+        ):
+            with pytest.raises(BQNESError, match=says):
+                tables.find(**given)
+
+    def test_a_table_is_found_by_its_name_or_its_path(self, tmp_path):
+        assert tables.names() == ("digits",) and tables.find("digits").space.size == 1024
+        path = tmp_path / "mine.npz"
+        path.write_bytes((Path(packed.__file__).parent / "digits-seeds.npz").read_bytes())
+        assert tables.find(str(path)).space.size == 768

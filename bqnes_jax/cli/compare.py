@@ -67,7 +67,7 @@ class CompareCommand:
         weight_seeds: with how many seeds each architecture can be trained; the table in the package
             has 1, or 3 of a quarter of its cells. With several there are two more algorithms, BQ-W
             and Deep ensemble; the others have the first seed.
-        table: another table, written by `bqnes tabulate`.
+        table: digits, or an .npz that `bqnes tabulate` wrote.
         live: train what the algorithms ask for, on a store in the output directory.
         out: a directory for the table as text, CSV, Markdown and LaTeX.
         preset: what is trained by default, with --live; reference also searches as the published
@@ -86,7 +86,7 @@ class CompareCommand:
     sizes: tuple[int, ...] = (3, 5, 10)
     seeds: int = 10
     weight_seeds: int = 1
-    table: Path | None = None
+    table: str = "digits"
     live: bool = False
     out: Path | None = None
     preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
@@ -126,9 +126,7 @@ class CompareCommand:
         return self.out or Path("runs", f"compare-{self.task.label}")
 
     def _data(self, live: bool) -> str:
-        if live:
-            return self.task.data_name
-        return "digits" if self.table is None else str(self.table)
+        return self.task.data_name if live else self.table
 
     def _with_seeds(self, seeds: int) -> tuple[str, ...]:
         """Return the algorithms that are about weight seeds, where there are enough of them."""
@@ -137,13 +135,7 @@ class CompareCommand:
         return ("BQ-W", "Deep ensemble") if min(self.sizes) <= seeds else ("BQ-W",)
 
     def _on_table(self) -> list[comparison.Row]:
-        if self.table and self.weight_seeds != 1:
-            raise BQNESError("weight seeds are those of the table; leave --weight-seeds out.")
-        tabulated = (
-            tables.read(self.table)
-            if self.table
-            else tables.load("digits", seeds=self.weight_seeds)
-        )
+        tabulated = tables.find(self.table, seeds=self.weight_seeds)
         names = self.algorithms or (*_ON_TABLE, *self._with_seeds(count_seeds(tabulated.space)))
         with status_line() as report:
             return comparison.compare_on_table(

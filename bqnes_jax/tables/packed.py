@@ -26,6 +26,29 @@ from bqnes_jax.tables.published import nb201_proxy
 _NEIGHBOURS = 7  # for each cell that may be anywhere, in a table for evolution
 
 
+_WEIGHT_SEEDS = {"digits": (1, 3)}  # of each table in the package
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the tables that come with the package."""
+    return tuple(_WEIGHT_SEEDS)
+
+
+def find(name: str, *, seeds: int = 1) -> Tabulated:
+    """Load the table of that name, or read it from the file with that path."""
+    if name in names():
+        return load(name, seeds=seeds)
+    if not name.endswith(".npz"):
+        known = ", ".join(map(repr, names()))
+        raise BQNESError(
+            f"table is {name!r}; allowed are {known}, or the path of an .npz that `bqnes tabulate` "
+            "wrote."
+        )
+    if seeds != 1:
+        raise BQNESError("weight seeds are those of the table; leave --weight-seeds out.")
+    return read(Path(name))
+
+
 def load(name: str, *, seeds: int = 1) -> Tabulated:
     """Load a table that comes with the package.
 
@@ -44,8 +67,8 @@ def load(name: str, *, seeds: int = 1) -> Tabulated:
         >>> load("digits", seeds=3).space.size
         768
     """
-    check_choice("table", name, ("digits",))
-    check_choice("seeds", seeds, (1, 3))
+    check_choice("table", name, names())
+    check_choice("seeds", seeds, _WEIGHT_SEEDS[name])
     file = f"{name}.npz" if seeds == 1 else f"{name}-seeds.npz"
     return read(Path(__file__).parent / file)
 

@@ -1,0 +1,199 @@
+"""Which algorithm should be the default: every strategy with every method of selection.
+
+Strategies × methods × numbers of members on a table of trained networks, with and without a
+temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first: where one
+fails there are figures and no verdict. An algorithm wins on a table if, for every number of members
+and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S by more
+than two standard errors, and with 3 members beats both with 10. Searches that are done are kept.
+
+    python benchmarks/winner.py digits
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gates
+import numpy as np
+import tyro
+from against_paper import as_markdown
+from shared import RESULTS, console, one_sentence, show, with_error, write
+
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.files import write_whole
+from bqnes_jax.studies.comparison import compare_on_table
+
+STRATEGIES = ("us", "posterior", "ei", "evolution", "random")
+METHODS = ("beam", "restack", "corrective", "logpool")
+SIZES = (1, 3, 5, 10)
+BUDGETS = (150, 100, 50, 25)
+RIVALS = {"NES-RE": "evolution+beam", "BQ-S": "us+restack"}
+FEW, MANY = 3, 10
+COLUMNS = ("log-likelihood", "calibrated log-likelihood", "accuracy", "ECE", "calibrated ECE")
+
+# (strategy+method, members, candidates) as text -> metric -> a value for each seed.
+Results = dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare all pairs on tables."""
+
+    tables: tyro.conf.Positional[tuple[str, ...]] = ("digits",)
+    """Tables of the package, or files that `bqnes tabulate` wrote."""
+    seeded: Path | None = None
+    """For the gates: a table of some of the cells with several weight seeds."""
+    seeds: int = 10
+    """How many searches of each kind."""
+    budgets: tuple[int, ...] = BUDGETS
+    """After how many candidates; the first is what algorithms are judged after."""
+    methods: tuple[str, ...] = METHODS
+    """Which methods of selection."""
+    out: Path = RESULTS
+    """Where to write winner-TABLE.json and .md."""
+
+
+def key_of(name: str, size: int, budget: int) -> str:
+    return f"{name}, {size} of {budget}"
+
+
+def measure(name: str, options: Options, path: Path) -> dict:
+    """Measure what is not measured yet; return the gates and all results."""
+    tabulated, seeded = gates.read(name, options.seeded)
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known = known if known.get("seeds") == options.seeds else {}
+    results: Results = known.get("results", {})
+    found = known.get("gates")
+    if found is None:
+        found = [[*gate] for gate in gates.measure(tabulated, seeded, SearchConfig(), 5)]
+    for budget in options.budgets:
+        config = replace(SearchConfig(), initial=min(10, budget), budget=budget)
+        for strategy in STRATEGIES:
+            names = [f"{strategy}+{method}" for method in options.methods]
+            missing = [n for n in names if key_of(n, SIZES[-1], budget) not in results]
+            if not missing:
+                continue
+            console.print(f"{name}: {strategy}, {budget} candidates", style="dim")
+            rows = compare_on_table(
+                tabulated, missing, SIZES, options.seeds, config=config, calibrated=True
+            )
+            for row in rows:
+                values = (
+                    row.log_likelihood,
+                    row.calibrated_log_likelihood,
+                    row.accuracy,
+                    row.ece,
+                    row.calibrated_ece,
+                )
+                results[key_of(row.algorithm, row.size, budget)] = {
+                    column: np.asarray(one, float).round(6).tolist()
+                    for column, one in zip(COLUMNS, values, strict=True)
+                }
+            write(path, {"seeds": options.seeds, "gates": found, "results": results})
+    return {"gates": found, "results": results}
+
+
+def of(results: Results, key: str, column: str) -> np.ndarray:
+    return np.array(results[key][column])
+
+
+def lead(results: Results, ours: str, theirs: str, column: str) -> tuple[float, float]:
+    """Return mean and standard error of how far one is ahead of another, seed by seed."""
+    sign = -1 if "ECE" in column else 1
+    ahead = sign * (of(results, ours, column) - of(results, theirs, column))
+    return float(ahead.mean()), float(ahead.std(ddof=1) / np.sqrt(len(ahead)))
+
+
+def is_ahead(results: Results, ours: str, theirs: str) -> bool:
+    """Tell whether both metrics, with calibration for either, are ahead by two standard errors."""
+    leads = [
+        lead(results, ours, theirs, f"calibrated {metric}") for metric in ("log-likelihood", "ECE")
+    ]
+    return all(mean > 2 * error for mean, error in leads)
+
+
+def wins(results: Results, name: str, budget: int) -> dict[str, bool]:
+    """Return for each comparison that the goal asks for whether it is won."""
+    asked = {
+        f"{rival}, M = {size}": (key_of(name, size, budget), key_of(pair, size, budget))
+        for rival, pair in RIVALS.items()
+        for size in SIZES
+    }
+    asked |= {
+        f"{rival}, M = {FEW} against {MANY}": (
+            key_of(name, FEW, budget),
+            key_of(pair, MANY, budget),
+        )
+        for rival, pair in RIVALS.items()
+    }
+    return {what: is_ahead(results, *pair) for what, pair in asked.items() if pair[0] != pair[1]}
+
+
+def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> str:
+    """Return after how many candidates it has what NES-RE has in the end."""
+    goal = of(results, key_of(RIVALS["NES-RE"], size, budgets[0]), COLUMNS[1]).mean()
+    enough = [b for b in budgets if of(results, key_of(name, size, b), COLUMNS[1]).mean() >= goal]
+    return str(min(enough)) if enough else f"> {budgets[0]}"
+
+
+def report(name: str, content: dict, options: Options) -> str:
+    """Print the tables of a data set; return them as Markdown."""
+    results, budgets = content["results"], options.budgets
+    names = [f"{strategy}+{method}" for strategy in STRATEGIES for method in options.methods]
+    found = [gates.Gate(*values) for values in content["gates"]]
+    parts = [f"# Pairs of strategy and method on {Path(name).stem}\n"]
+    parts += [
+        f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
+    ]
+    parts += [as_markdown(["gate", "value", "wanted", ""], gates.lines(found))]
+    show(f"{name}: gates", ["gate", "value", "wanted", ""], gates.lines(found))
+    for column in COLUMNS:
+        digits = 1 if "log" in column else 4
+        columns = ["", *(f"M = {size}" for size in SIZES)]
+        rows = [
+            [
+                one,
+                *(
+                    with_error(of(results, key_of(one, m, budgets[0]), column), digits)
+                    for m in SIZES
+                ),
+            ]
+            for one in names
+        ]
+        show(f"{name}: {column}", columns, rows)
+        parts += [f"## Test {column}\n", as_markdown(columns, rows)]
+    columns = ["", *(f"M = {size}" for size in SIZES)]
+    rows = [[one, *(needed(results, one, size, budgets) for size in SIZES)] for one in names]
+    title = f"Candidates until the calibrated log-likelihood of NES-RE after {budgets[0]}"
+    show(f"{name}: {title}", columns, rows)
+    parts += [f"## {title}\n", as_markdown(columns, rows)]
+    judged = {one: wins(results, one, budgets[0]) for one in names}
+    columns = ["", "won", "not won"]
+    rows = [
+        [
+            one,
+            f"{sum(each.values())} of {len(each)}",
+            "; ".join(w for w, won in each.items() if not won),
+        ]
+        for one, each in judged.items()
+        if sum(each.values()) > len(each) // 2
+    ]
+    show(f"{name}: comparisons with NES-RE and BQ-S, all calibrated", columns, rows, names=3)
+    parts += ["## Comparisons with NES-RE and BQ-S, all calibrated\n"]
+    parts += [as_markdown(columns, rows, names=3) if rows else "No pair wins more than half.\n"]
+    failed = [gate.asks for gate in found if not gate.passed]
+    if failed:
+        parts.append(f"No verdict: {len(failed)} gates failed ({'; '.join(failed)}).\n")
+        console.print(parts[-1])
+    return "\n".join(parts)
+
+
+def main(options: Options) -> None:
+    for name in options.tables:
+        path = options.out / f"winner-{Path(name).stem}.json"
+        content = measure(name, options, path)
+        write_whole(path.with_suffix(".md"), report(name, content, options).encode())
+
+
+if __name__ == "__main__":
+    one_sentence(main, tyro.cli(Options, description=__doc__))
