@@ -42,13 +42,20 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
+from bqnes_jax.models.norms import (
+    MOMENTUM,
+    along,
+    find_moments,
+    normalise,
+    normalise_batch,
+    pull_norm,
+)
 from bqnes_jax.models.patches import convolve_by_products
 from bqnes_jax.models.shifts import Activations, OtherActivations
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 
 CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
-_EPSILON, MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm, whose momentum is that of the new value
 
 _AXES = ("CHWN", "OIHW", "CHWN")  # of activations, as everywhere, and of PyTorch's kernels
 _ENDS = tuple(np.array(EDGES, np.int32).T)  # the sources of all edges, and their targets
@@ -197,13 +204,14 @@ def _chosen(arch: Int32[Array, "6"]) -> Bool[Array, "6 2 1"]:
     return (arch[:, None] == jnp.array([CONV_1X1, CONV_3X3]))[:, :, None]
 
 
-def _operations(plain: Callable, convolution: Callable) -> list[Callable]:
+def _operations(plain: Callable, convolution: Callable, nothing: Activations) -> list[Callable]:
     """List what an edge may do, in the order of `OPERATIONS`.
 
-    `plain` is given a function without parameters, `convolution` the number of one.
+    `plain` is given a function without parameters, `convolution` the number of one; `nothing` is
+    what passes where there is no edge.
     """
     by_name = {
-        "none": plain(jnp.zeros_like),
+        "none": plain(lambda x: nothing),
         "skip_connect": plain(lambda x: x),
         "nor_conv_1x1": convolution(0),
         "nor_conv_3x3": convolution(1),
@@ -225,24 +233,25 @@ def _pass_edges(
     is 0 where an edge has none.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
+    # Made here, or JAX would make one for each edge and keep them all.
+    nothing, no_moments = jnp.zeros_like(x), jnp.zeros(len(x), dtype)
 
     def pass_edge(nodes, edge):
         source, target, operation, own, running = edge
 
         def plain(function):
-            nothing = jnp.zeros(len(x), dtype)
-            return lambda x: (function(x), nothing, nothing, jnp.zeros_like(x))
+            return lambda x: (function(x), no_moments, no_moments, nothing)
 
         def convolution(i: int):
             def apply(x):
                 y = _convolve(config, nn.relu(x), own.kernels[i])
-                moments = _moments(y) if running is None else (values[i] for values in running)
+                moments = find_moments(y) if running is None else (values[i] for values in running)
                 mean, var = (values.astype(dtype) for values in moments)
-                return _normalise(y, mean, var, own.weight[i], own.bias[i]), mean, var, y
+                return normalise(y, mean, var, own.weight[i], own.bias[i]), mean, var, y
 
             return apply
 
-        out, *rest = lax.switch(operation, _operations(plain, convolution), nodes[source])
+        out, *rest = lax.switch(operation, _operations(plain, convolution, nothing), nodes[source])
         return nodes.at[target].add(out), tuple(rest) if running is None else ()
 
     nodes = jnp.concatenate([x[None], jnp.zeros((3, *x.shape), x.dtype)])
@@ -263,28 +272,27 @@ def _train_cell(
 
 def _train_cell_forward(config, arch, x, own):
     nodes, (mean, var, convolved) = _pass_edges(config, arch, x, own)
-    return (nodes[3], mean, var), (arch, own, nodes, convolved)
+    return (nodes[3], mean, var), (arch, own, nodes, mean, var, convolved)
 
 
 def _train_cell_backward(config, residuals, gradients):
-    arch, own, nodes, convolved = residuals
+    arch, own, nodes, mean, var, convolved = residuals
 
     def pull_edge(gradients, edge):
-        source, target, operation, own, y = edge
+        source, target, operation, own, mean, var, y = edge
         x = nodes[source]
         small, large = map(jnp.zeros_like, own.kernels)
-        nothing = jnp.zeros_like(own.weight[0])
+        none = jnp.zeros_like(own.weight[0])
 
         def plain(function):
             def pull(gradient):
-                return jax.vjp(function, x)[1](gradient)[0], small, large, nothing, nothing
+                return jax.vjp(function, x)[1](gradient)[0], small, large, none, none
 
             return pull
 
         def convolution(i: int):
             def pull(gradient):
-                _, pull_norm = jax.vjp(_normalise_batch, y, own.weight[i], own.bias[i])
-                gradient, by_weight, by_bias = pull_norm(gradient)
+                gradient, by_weight, by_bias = pull_norm(y, mean, var, own.weight[i], gradient)
                 _, pull_conv = jax.vjp(
                     lambda x, kernel: _convolve(config, nn.relu(x), kernel), x, own.kernels[i]
                 )
@@ -294,12 +302,12 @@ def _train_cell_backward(config, residuals, gradients):
 
             return pull
 
-        operations = _operations(plain, convolution)
+        operations = _operations(plain, convolution, jnp.zeros_like(x))
         by_x, *by_own = lax.switch(operation, operations, gradients[target])
         return gradients.at[source].add(by_x), by_own
 
     last = jnp.concatenate([jnp.zeros_like(nodes[:3]), gradients[0][None]])
-    edges = (*_ENDS, arch, own, convolved)
+    edges = (*_ENDS, arch, own, mean, var, convolved)
     by_nodes, (small, large, *norms) = lax.scan(pull_edge, last, edges, reverse=True)
     by_weight, by_bias = (jnp.where(_chosen(arch), values[:, None], 0) for values in norms)
     return None, by_nodes[0], _Convolutions((small, large), by_weight, by_bias)
@@ -347,10 +355,12 @@ class _BatchNorm(nn.Module):
 
 def _batch_norm(module: nn.Module, x: Activations, train: bool) -> Activations:
     weight, bias, mean, var = _norm_variables(module, x.shape[:1])
-    if train:
-        mean, var = _moments(x)
-        _track(module, mean, var, x[0].size)
-    return _normalise(x, mean, var, weight, bias)
+    if not train:
+        return normalise(x, mean, var, weight, bias)
+    normalised = normalise_batch(x, weight, bias)
+    x, mean, var = cast(tuple[Array, Array, Array], normalised)
+    _track(module, mean, var, x[0].size)
+    return x
 
 
 def _norm_variables(module: nn.Module, shape: tuple[int, ...]) -> tuple[Array, ...]:
@@ -362,29 +372,6 @@ def _norm_variables(module: nn.Module, shape: tuple[int, ...]) -> tuple[Array, .
         module.variable("batch_stats", "running_mean", lambda: zeros).value,
         module.variable("batch_stats", "running_var", lambda: ones).value,
     )
-
-
-def _moments(x: Activations) -> tuple[Float[Array, " channels"], Float[Array, " channels"]]:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean = jnp.mean(x, axis=(1, 2, 3))
-    return mean, jnp.mean((x - _along(mean, x)) ** 2, axis=(1, 2, 3))
-
-
-def _normalise_batch(
-    x: Activations, weight: Float[Array, " channels"], bias: Float[Array, " channels"]
-) -> Activations:
-    return _normalise(x, *_moments(x), weight, bias)
-
-
-def _normalise(
-    x: Activations,
-    mean: Float[Array, " channels"],
-    var: Float[Array, " channels"],
-    weight: Float[Array, " channels"],
-    bias: Float[Array, " channels"],
-) -> Activations:
-    scale = weight * lax.rsqrt(var + _EPSILON)
-    return ((x - _along(mean, x)) * _along(scale, x) + _along(bias, x)).astype(x.dtype)
 
 
 def _track(
@@ -429,14 +416,8 @@ def _halve(x: Activations) -> Float[Array, "channels h w n"]:
         pairs = jnp.pad(x, [(0, length % 2 if i == axis else 0) for i in range(4)])
         first, second = (lax.slice_in_dim(pairs, i, None, 2, axis) for i in (0, 1))
         counts = np.minimum(2, length - np.arange(0, length, 2))
-        x = (first + second) / _along(jnp.asarray(counts, x.dtype), x, axis)
+        x = (first + second) / along(jnp.asarray(counts, x.dtype), x, axis)
     return x
-
-
-def _along(values: ArrayLike, x: Array, axis: int = 0) -> Array:
-    """Give a vector the number of axes of x, itself along one of them."""
-    values = jnp.asarray(values)
-    return values.reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
 
 
 def _uniform(inputs: int):

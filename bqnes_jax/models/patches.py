@@ -48,12 +48,15 @@ def _quarter_kernel(kernel: Float[Array, "out in 3 3"]) -> Float[Array, "out in4
 def _product(x: Activations, kernel: Float[Array, "out in k k"], before: int) -> OtherActivations:
     """Convolve by one product of matrices, with so many zeros before the image.
 
-    As many come after it as keep its size. Both gradients are written as products with the patches
-    of what comes back: the transpose of cutting patches would be a sum of nine shifted arrays, slow
-    to compile and to run.
+    As many come after it as keep its size. Pixels that a kernel sees within a row are put side by
+    side; the product gives what each row adds to the rows around it, and these are summed. So no
+    more than k times the image is written before the product, and as much after it. Both
+    gradients are written out likewise: JAX's own would be sums of shifted arrays, slow to compile
+    and to run.
     """
-    out = _flatten(kernel) @ _patches(x, kernel.shape[-1], before)
-    return out.reshape(-1, *x.shape[1:])
+    if kernel.shape[-1] == 1:
+        return (kernel[:, :, 0, 0] @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
+    return _sum_rows(kernel, _side_by_side(x, 2, kernel.shape[-1], before), before)
 
 
 def _product_forward(x, kernel, before):
@@ -63,34 +66,44 @@ def _product_forward(x, kernel, before):
 def _product_backward(before, residuals, gradient):
     x, kernel = residuals
     outputs, inputs, size, _ = kernel.shape
-    patches = _patches(gradient, size, size - 1 - before)
-    by_x = _flatten(jnp.flip(kernel, (2, 3)).swapaxes(0, 1)) @ patches
-    if inputs < outputs:  # its patches are smaller
-        seen = gradient.reshape(outputs, -1) @ _patches(x, size, before).T
-        by_kernel = seen.reshape(outputs, size, size, inputs).transpose(0, 3, 1, 2)
-    else:
-        flipped = (patches @ x.reshape(inputs, -1).T).reshape(size, size, outputs, inputs)
-        by_kernel = jnp.flip(flipped.transpose(2, 3, 0, 1), (2, 3))
-    return by_x.reshape(x.shape), by_kernel
+    if size == 1:
+        flat, back = x.reshape(inputs, -1), gradient.reshape(outputs, -1)
+        by_x = kernel[:, :, 0, 0].T @ back
+        return by_x.reshape(x.shape), (back @ flat.T).reshape(kernel.shape)
+    after = size - 1 - before
+    seen = _side_by_side(gradient, 2, size, after)
+    by_x = _sum_rows(jnp.flip(kernel, (2, 3)).swapaxes(0, 1), seen, after)
+    rows = _side_by_side(x, 1, size, before)
+    products = seen.reshape(size * outputs, -1) @ rows.reshape(size * inputs, -1).T
+    by_kernel = jnp.flip(products.reshape(size, outputs, size, inputs), 0).transpose(1, 3, 2, 0)
+    return by_x, by_kernel
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _flatten(kernel: Float[Array, "out in k k"]) -> Float[Array, "out seen"]:
-    """Make a kernel the matrix that patches are multiplied with."""
-    return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1)
+def _side_by_side(x: Activations, axis: int, size: int, before: int) -> OtherActivations:
+    """Put what lies at `size` places along an axis at one place, channel after channel.
 
-
-def _patches(x: Activations, size: int, before: int) -> Float[Array, "seen positions"]:
-    """Cut what each position sees of the image, with zeros around it, into columns.
-
-    Columns are put side by side first, then rows: that is less to compile than k×k slices.
+    The first of them are `before` places before, with zeros around the image.
     """
-    if size == 1:
-        return x.reshape(len(x), -1)
-    (c, rows, columns, _), around = x.shape, (before, size - 1 - before)
-    padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-    beside = jnp.concatenate([padded[:, :, j : j + columns] for j in range(size)])
-    beside = lax.optimization_barrier(beside)  # computed once, and not again for each row
-    return jnp.concatenate([beside[:, i : i + rows].reshape(size * c, -1) for i in range(size)])
+    length = x.shape[axis]
+    around = [(before, size - 1 - before) if i == axis else (0, 0) for i in range(x.ndim)]
+    padded = jnp.pad(x, around)
+    shifted = [lax.slice_in_dim(padded, j, j + length, axis=axis) for j in range(size)]
+    return lax.optimization_barrier(jnp.concatenate(shifted))  # computed once for all products
+
+
+def _sum_rows(
+    kernel: Float[Array, "out in k k"], seen: Activations, before: int
+) -> OtherActivations:
+    """Multiply what is side by side, and add to each row what those around it give it."""
+    outputs, inputs, size, _ = kernel.shape
+    matrix = kernel.transpose(2, 0, 3, 1).reshape(size * outputs, size * inputs)
+    products = matrix @ seen.reshape(size * inputs, -1)
+    products = lax.optimization_barrier(products.reshape(size, outputs, *seen.shape[1:]))
+    rows = seen.shape[1]
+    around = ((0, 0), (before, size - 1 - before), (0, 0), (0, 0))
+    padded = [jnp.pad(given, around) for given in products]
+    shifted = [lax.slice_in_dim(given, i, i + rows, axis=1) for i, given in enumerate(padded)]
+    return functools.reduce(jnp.add, shifted)

@@ -13,8 +13,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Int32
 
-from bqnes_jax.models.cells import MOMENTUM, NATSNetwork, NATSNetworkConfig
+from bqnes_jax.models.cells import NATSNetwork, NATSNetworkConfig
 from bqnes_jax.models.mobilenet import MobileNet, MobileNetConfig, NormStatistics
+from bqnes_jax.models.norms import MOMENTUM
 from bqnes_jax.parallel import of_each
 from bqnes_jax.spaces.base import Space
 from bqnes_jax.spaces.nats import NATS
