@@ -33,7 +33,11 @@ def use_all_cores() -> None:
 
     Networks that are trained side by side on two cores are done 1.6 times as fast as by both
     together. It has no effect once JAX is at work, nor with several hosts: theirs must be as many.
+
+    LAPACK gets one thread, unless $OPENBLAS_NUM_THREADS says otherwise or SciPy, which brings it,
+    is loaded: on cores that are devices, its threads wait for one another.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if told or jax.config.values["jax_num_cpu_devices"] >= 0 or jax.distributed.is_initialized():
         return
