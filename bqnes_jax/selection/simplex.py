@@ -7,26 +7,22 @@ this quadratic model exactly with an active set, which is what makes weights exa
 searches along the line to its maximiser. At the optimum g_n = 1 where ω_n > 0 and g_n ≤ 1
 elsewhere; max g − Σ ω_n g_n (the Frank–Wolfe gap) bounds how far below the optimum any ω is.
 
-Few of many members end up in use. So this is done first among the members in use and those with the
-largest g alone, until no other member could enter; if these were too few, a last round takes all.
+Few of many members end up in use. So an iteration looks at some of them alone: those in use, and
+those with the largest g. The others keep their shares, and take part as one member, their mixture.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.kernels.base import matmul
 
 _WORKING_SET = 32
-_ITERATIONS = (20, 100)  # in working sets, and in all
+_ITERATIONS = 200
 _STEPS = 12  # step lengths 1, ½, ¼, … tried along the line
-_FIRST_STEP = 0.1
-_UNIFORM_SHARE = 0.1
 
 
 class Optimum(NamedTuple):
@@ -46,10 +42,26 @@ def best_mixture(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
         probs: non-negative, relative to the largest usable one of each point, which is thus 1.
         usable: at least one is true; the others have 0 wherever the usable ones differ.
     """
-    found = _first_guess(probs, usable)
-    if len(probs) > _WORKING_SET + 1:
-        found = _solve_in_working_sets(probs, found)
-    return _newton(probs, found, _ITERATIONS[1])
+    few = len(probs) <= _WORKING_SET + 1
+    choose, patience = (_take_all, 1) if few else (_take_some, 2)
+
+    def unfinished(state):
+        found, _, stalled = state
+        better = (found.gap > _aim(probs.dtype)) & (stalled < patience)
+        return better & (found.iterations < _ITERATIONS)
+
+    def iterate(state):
+        before, weights, stalled = state
+        found = _evaluate(probs, weights, before.iterations + 1)
+        rows, shares, expand = choose(probs, found)
+        among, gain = _newton_step(rows, shares, found.mixture)
+        weights = jnp.where(gain > 0, expand(among), weights)
+        return found, weights / jnp.sum(weights), jnp.where(gain > 0, 0, stalled + 1)
+
+    equal = usable.astype(probs.dtype) / jnp.sum(usable)
+    unknown = jnp.full_like(equal, jnp.inf)
+    nothing = Optimum(equal, jnp.ones_like(probs[0]), unknown, unknown[0], jnp.int32(-1))
+    return lax.while_loop(unfinished, iterate, (nothing, equal, jnp.int32(0)))[0]
 
 
 def tolerance(dtype: jnp.dtype) -> float:
@@ -71,76 +83,46 @@ def _evaluate(
     return Optimum(weights, mixture, gradient, gap, iterations)
 
 
-def _first_guess(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optimum:
-    """Take one projected gradient step from equal weights, which saves a Newton step.
+Some = tuple[Float[Array, "k n"], Float[Array, " k"], Callable[[Array], Array]]
 
-    A share of the equal weights stays, so that no point is left with a mixture of 0.
+
+def _take_all(probs: Float[Array, "N n"], found: Optimum) -> Some:
+    return probs, found.weights, lambda weights: weights
+
+
+def _take_some(probs: Float[Array, "N n"], found: Optimum) -> Some:
+    """Return the rows and weights of a working set, and the way back from these to all N weights.
+
+    Members in use come first, then those that pull most. Where it cannot hold all that are in use,
+    it is every other time those that are farthest from their optimum, g = 1 or g ≤ 1.
     """
-    equal = usable.astype(probs.dtype) / jnp.sum(usable)
-    gradient = _evaluate(probs, equal, jnp.int32(0)).gradient
-    moved = jnp.where(usable, equal + _FIRST_STEP * gradient, 0)
-    moved = optax.projections.projection_simplex(moved)
-    moved = moved.astype(probs.dtype)  # the projection widens to JAX's default type
-    return _evaluate(probs, moved + _UNIFORM_SHARE * (equal - moved), jnp.int32(0))
-
-
-def _solve_in_working_sets(probs: Float[Array, "N n"], start: Optimum) -> Optimum:
-    def unfinished(state):
-        found, improved = state
-        return (found.gap > _aim(probs.dtype)) & improved & (found.iterations < _ITERATIONS[0])
-
-    def iterate(state):
-        found, _ = state
-        rows, shares, expand = _working_set(probs, found)
-        among = _newton(rows, _evaluate(rows, shares, found.iterations), _ITERATIONS[0])
-        weights = expand(among.weights)
-        found = _evaluate(probs, weights / jnp.sum(weights), among.iterations)
-        return found, jnp.any(among.weights != shares)
-
-    return lax.while_loop(unfinished, iterate, (start, jnp.array(True)))[0]
-
-
-def _working_set(
-    probs: Float[Array, "N n"], found: Optimum
-) -> tuple[Float[Array, "k n"], Float[Array, " k"], Callable[[Array], Array]]:
-    """Return the variables' rows and weights, and the way back from these to all N weights."""
     weights, gradient = found.weights, found.gradient
-    in_use_first = jnp.where(weights > 0, gradient + jnp.max(gradient), gradient)
-    _, working = lax.top_k(in_use_first, _WORKING_SET)
+    in_use = weights > 0
+    rank = jnp.where(in_use, gradient + jnp.max(gradient), gradient)
+    distance = jnp.where(in_use, jnp.abs(gradient - 1), gradient - 1)
+    crowded = jnp.sum(in_use) >= _WORKING_SET
+    rank = jnp.where(crowded & (found.iterations % 2 == 1), distance, rank)
+    _, working = lax.top_k(rank, _WORKING_SET)
     # What has weight outside the working set takes part as one member, their mixture.
-    places = (working[:, None] == jnp.arange(len(weights))).astype(weights.dtype)
-    outside = weights * (1 - jnp.sum(places, axis=0))
+    outside = weights.at[working].set(0)
     mass = jnp.sum(outside)
     outside = outside / jnp.where(mass > 0, mass, 1)
     rows = jnp.concatenate([probs[working], matmul(probs.T, outside)[None]])
-    ways = jnp.concatenate([places, outside[None]])
-    return rows, jnp.append(weights[working], mass), lambda shares: matmul(ways.T, shares)
 
+    def expand(shares):
+        return (shares[-1] * outside).at[working].set(shares[:-1])
 
-def _newton(probs: Float[Array, "N n"], start: Optimum, limit: int) -> Optimum:
-    def unfinished(state):
-        found, improved = state
-        return (found.gap > _aim(probs.dtype)) & improved & (found.iterations < limit)
-
-    def iterate(state):
-        found, _ = state
-        weights, gain = _newton_step(probs, found)
-        improved = gain > 0
-        weights = jnp.where(improved, weights, found.weights)
-        return _evaluate(probs, weights, found.iterations + 1), improved
-
-    return lax.while_loop(unfinished, iterate, (start, jnp.array(True)))[0]
+    return rows, jnp.append(weights[working], mass), expand
 
 
 def _newton_step(
-    probs: Float[Array, "N n"], found: Optimum
-) -> tuple[Float[Array, " N"], Float[Array, ""]]:
-    """Return better weights, and how much better than the last ones they are."""
-    rows = probs / found.mixture
+    probs: Float[Array, "k n"], weights: Float[Array, " k"], mixture: Float[Array, " n"]
+) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+    """Return better weights of members with this mixture, and how much better they are."""
+    rows = probs / mixture
     curvature = matmul(rows, rows.T) / probs.shape[1]
-    target = maximise_model(curvature, found.gradient - 1, found.weights)
-    weights, gain = _line_search(rows, found.weights, target)
-    return weights / jnp.sum(weights), gain
+    target = maximise_model(curvature, jnp.mean(rows, axis=1) - 1, weights)
+    return _line_search(rows, weights, target)
 
 
 def _line_search(
@@ -174,32 +156,28 @@ def maximise_model(
 
     def unfinished(state):
         *_, finished, count = state
-        return ~finished & (count < 4 * size)
+        return ~finished & (count < 5 * size)
 
     def iterate(state):
         values, slope, free, swept, _, count = state
-        direction = jnp.where(free, -matmul(swept, jnp.where(free, slope, 0)), 0)
+        waiting = ~free & (values > 0)  # at the start: these are freed first, one at a time
+        ready = ~jnp.any(waiting)
+        direction = jnp.where(free & ready, -matmul(swept, jnp.where(free, slope, 0)), 0)
         falling = free & (values + direction <= 0)
         reach = jnp.where(falling, values / jnp.where(falling, -direction, 1), jnp.inf)
         first = jnp.argmin(reach)
-        blocked = reach[first] <= 1
+        blocked = ready & (reach[first] <= 1)
         step = jnp.where(blocked, reach[first], 1)
-        values = optax.projections.projection_non_negative(values + step * direction)
+        values = jnp.maximum(values + step * direction, 0)
         values = jnp.where(blocked & (jnp.arange(size) == first), 0, values)
         slope = gradient - matmul(curvature, values - start)
-        pull = jnp.where(free, -jnp.inf, slope)
+        pull = jnp.where(free, -jnp.inf, jnp.where(ready, slope, waiting))
         strongest = jnp.argmax(pull)
-        finished = ~blocked & (pull[strongest] <= 8 * eps)
+        finished = ready & ~blocked & (pull[strongest] <= 8 * eps)
         free, swept = _change_sides(free, swept, jnp.where(blocked, first, strongest))
         return values, slope, free, swept, finished, count + 1
 
-    def free_one(index, state):
-        free, swept = state
-        changed = _change_sides(free, swept, index)
-        return jax.tree.map(lambda new, old: jnp.where(start[index] > 0, new, old), changed, state)
-
-    free, swept = lax.fori_loop(0, size, free_one, (jnp.zeros(size, bool), curvature))
-    state = start, gradient, free, swept, jnp.array(False), jnp.int32(0)
+    state = start, gradient, jnp.zeros(size, bool), curvature, jnp.array(False), jnp.int32(0)
     return lax.while_loop(unfinished, iterate, state)[0]
 
 
