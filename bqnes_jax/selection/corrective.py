@@ -13,11 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.selection.base import FLOOR, Candidates, Choice, log_mixture, score
 from bqnes_jax.selection.beam import beam
-from bqnes_jax.selection.stacking import fit, stack
+from bqnes_jax.selection.stacking import fit
 from bqnes_jax.types import Status
 
 _SWAP_PASSES = 2
 _LINE_SEARCH_STEPS = 6
+_ALL, _BEAM, _STACK = -3, -2, -1  # steps that fill no slot: stack all, and try what others choose
 
 
 class _Ensemble(NamedTuple):
@@ -35,38 +36,41 @@ def corrective(candidates: Candidates, size: int) -> Choice:
     members that `beam` or `stack` would choose where they, with their best weights, do better: so
     the loss is never above that of `beam`, `stack` or `restack`.
     """
-    choices = beam(candidates, size), stack(candidates, size)
-    rivals = jnp.stack([choice.members for choice in choices])
-    filled = jnp.stack([choice.weights > 0 for choice in choices])
+    log_probs, usable = candidates.log_probs, candidates.usable
     slots = jnp.arange(size)
-    plan = jnp.concatenate([slots, -1 - jnp.arange(len(rivals)), jnp.tile(slots, _SWAP_PASSES)])
+    swaps = jnp.tile(slots, _SWAP_PASSES)
+    plan = jnp.concatenate([jnp.array([_ALL]), slots, jnp.array([_BEAM, _STACK]), swaps])
+    beamed = beam(candidates, size)
 
-    def attempt(best, slot):
-        trial = lax.cond(
-            slot < 0,
-            lambda: (rivals[slot], filled[slot]),
-            lambda: _refilled(candidates, best, slot),
+    def attempt(state, slot):
+        best, stacked = state  # stacked: the weights of all candidates
+        largest, first = lax.top_k(stacked, size)
+        rival = jnp.where(slot == _BEAM, beamed.members, first)
+        counts = jnp.where(slot == _BEAM, beamed.weights, largest) > 0
+        members, filled = lax.cond(
+            slot < 0, lambda: (rival, counts), lambda: _refilled(candidates, best, slot)
         )
-        ensemble = _weighted(candidates, *trial)
-        better = ensemble.loss < best.loss
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), ensemble, best), None
+        # Weights of members and of all are solved for at one place: compiling that is what costs.
+        chosen = jnp.zeros_like(usable).at[members].max(filled)
+        stacking, mixture = fit(log_probs, jnp.where(slot == _ALL, usable, chosen))
+        # Not the loss of the stacking, which leaves out what none of these few can explain.
+        trial = _Ensemble(
+            members,
+            jnp.where(filled, stacking.weights[members], 0),
+            jnp.where(slot == _ALL, jnp.inf, -score(mixture)),
+            stacking.status & Status.NOT_CONVERGED,
+        )
+        better = trial.loss < best.loss
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), trial, best)
+        return (best, jnp.where(slot == _ALL, stacking.weights, stacked)), None
 
-    nothing = jnp.zeros(size, candidates.log_probs.dtype)
+    nothing = jnp.zeros(size, log_probs.dtype)
     nobody = _Ensemble(
         nothing.astype(jnp.int32), nothing, jnp.full_like(nothing[0], jnp.inf), jnp.int32(0)
     )
-    found, _ = lax.scan(attempt, nobody, plan)
+    (found, _), _ = lax.scan(attempt, (nobody, jnp.zeros_like(log_probs[:, 0])), plan)
     weights, order = lax.top_k(found.weights, size)
     return Choice(found.members[order], weights, found.status)
-
-
-def _weighted(
-    candidates: Candidates, members: Int32[Array, " M"], filled: Bool[Array, " M"]
-) -> _Ensemble:
-    stacking, mixture = fit(candidates.log_probs[members], filled)
-    # Not the loss of the stacking, which leaves out what none of these few members can explain.
-    loss = -score(mixture)
-    return _Ensemble(members, stacking.weights, loss, stacking.status & Status.NOT_CONVERGED)
 
 
 def _refilled(
