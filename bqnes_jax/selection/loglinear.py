@@ -21,13 +21,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.kernels.base import matmul
 from bqnes_jax.selection.simplex import maximise_model
 
 LEAST = 1e-5  # ρ is at least this: below it, slopes in float32 certify nothing
-_ITERATIONS = 50
+ITERATIONS = 50
 _HALVINGS = 20
 _SUFFICIENT = 0.1  # share of the decrease that the slope promises, for a step to be taken
 _FORBIDDEN = 1e3  # a slope that keeps a slot which is not in use at 0
@@ -82,7 +82,10 @@ class Problem(NamedTuple):
 
 
 def best_pool(
-    problem: Problem, start: Float[Array, " M"] | None = None, *, limit: int = _ITERATIONS
+    problem: Problem,
+    start: Float[Array, " M"] | None = None,
+    *,
+    limit: Int[Array, ""] | int = ITERATIONS,
 ) -> Pool:
     """Minimise F over the non-negative weights of the slots in use.
 
@@ -99,16 +102,28 @@ def best_pool(
     aim = 1e-10 if given.dtype == jnp.float64 else 1e-7
 
     def unfinished(state):
-        found, improved = state
-        return improved & (found.gap > aim) & (found.iterations < limit)
+        found, _, improved = state
+        return improved & (found.iterations < limit)
 
     def iterate(state):
-        found, _ = state
-        weights, improved = _newton_step(problem, found)
-        return evaluate(problem, weights, iterations=found.iterations + 1), improved
+        before, weights, _ = state
+        found = evaluate(problem, weights, iterations=before.iterations + 1)
+        weights, improved = lax.cond(
+            jnp.any(filled) & (found.gap > aim),
+            lambda: _newton_step(problem, found),
+            lambda: (weights, jnp.array(False)),
+        )
+        return found, weights, improved
 
-    first = evaluate(problem, given)
-    return lax.while_loop(unfinished, iterate, (first, jnp.any(filled)))[0]
+    start = unsolved(problem.margins), given, jnp.array(True)
+    return lax.while_loop(unfinished, iterate, start)[0]
+
+
+def unsolved(margins: Float[Array, "M n C"]) -> Pool:
+    """Return what is known before the first iteration: nothing."""
+    none, infinite = jnp.zeros_like(margins[:, 0, 0]), jnp.asarray(jnp.inf, margins.dtype)
+    everything = jnp.zeros_like(margins[0])
+    return Pool(none, everything, infinite, infinite, none, infinite, jnp.int32(-1))
 
 
 def evaluate(
@@ -177,9 +192,11 @@ def _newton_step(problem: Problem, found: Pool) -> tuple[Float[Array, " M"], Boo
     curvature = covariances(margins, found.probabilities, shares, margins)
     curvature = (curvature + curvature.T) / 2 + rho / total**2 * in_use[:, None] * in_use
     slope = found.slopes + rho * (1 - 1 / total)
-    target = maximise_model(
-        curvature, jnp.where(problem.filled, -slope, -_FORBIDDEN), found.weights
-    )
+    gradient = jnp.where(problem.filled, -slope, -_FORBIDDEN)
+    if len(gradient) == 1:  # nothing to tell apart, and far less to compile
+        target = jnp.maximum(found.weights + gradient / curvature[0], 0)
+    else:
+        target = maximise_model(curvature, gradient, found.weights)
     return _line_search(problem, found, target - found.weights, slope)
 
 
@@ -199,14 +216,14 @@ def _line_search(
 
     def too_long(state):
         step, gained, halvings = state
-        return ~(gained >= -_SUFFICIENT * step * promised) & (halvings < _HALVINGS)
+        return ~(gained >= -_SUFFICIENT * step * promised) & (halvings <= _HALVINGS)
 
     def halve(state):
         step, _, halvings = state
         return step / 2, gain(step / 2), halvings + 1
 
-    whole = jnp.ones_like(total)
-    step, gained, _ = lax.while_loop(too_long, halve, (whole, gain(whole), jnp.int32(0)))
+    twice, unknown = jnp.full_like(total, 2), jnp.full_like(total, -jnp.inf)
+    step, gained, _ = lax.while_loop(too_long, halve, (twice, unknown, jnp.int32(0)))
     better = found.weights + step * direction
     better = jnp.where(better > 0, better, 0)
     improved = gained > 0

@@ -24,13 +24,14 @@ from bqnes_jax.selection.base import (
     required_classes,
 )
 from bqnes_jax.selection.loglinear import (
+    ITERATIONS,
     Pool,
     Problem,
     best_pool,
     combined,
     covariances,
-    evaluate,
     spread,
+    unsolved,
 )
 from bqnes_jax.selection.simplex import tolerance
 from bqnes_jax.types import Status, flag, throw_if_failed
@@ -113,8 +114,7 @@ def _fit_all(
     strengths: Float[Array, " k"],
 ) -> LogPool:
     margins = _margins(log_probs, classes, usable)
-    strength, losses = _cross_fit(margins, usable, strengths)
-    found = best_pool(_problem(margins, usable, strength))
+    found, strength, losses = _fit(margins, usable, strengths)
     empty = ~jnp.any(usable)
     status = flag(empty, Status.EMPTY) | _certified(found.gap, found.weights)
     weights, loss = jnp.where(empty, 0, found.weights), jnp.where(empty, jnp.inf, found.loss)
@@ -172,10 +172,8 @@ def _reweighted(
 ) -> _Ensemble:
     """Choose the strength, and solve for the weights with it."""
     margins, filled = _margins_of(candidates, found.members, found.weights > 0)
-    strength = strengths[0]
-    if len(strengths) > 1:
-        strength, _ = _cross_fit(margins, filled, strengths, found.weights)
-    pool = best_pool(_problem(margins, filled, strength), found.weights)
+    choice = len(strengths) > 1
+    pool, strength, _ = _fit(margins, filled, strengths, found.weights, cross_fit=choice)
     return _Ensemble(found.members, pool.weights, pool.value, strength, pool.gap)
 
 
@@ -237,30 +235,38 @@ def _margins_of(
     return _margins(candidates.log_probs[members], classes, filled), filled
 
 
-def _cross_fit(
+def _fit(
     margins: Float[Array, "M n C"],
     filled: Bool[Array, " M"],
     strengths: Float[Array, " k"],
     start: Float[Array, " M"] | None = None,
-) -> tuple[Float[Array, ""], Float[Array, " k"]]:
-    """Return the strength that does best on points left out, and what each does there."""
-    points = margins.shape[1]
+    *,
+    cross_fit: bool = True,
+) -> tuple[Pool, Float[Array, ""], Float[Array, " k"]]:
+    """Return the pool with the strength that does best on points left out, and what all do there.
+
+    Without each fold, weights are solved for with one strength after the other, and at last with
+    all points: in one loop, so that solving is compiled once.
+    """
+    points, count = margins.shape[1], len(strengths)
     start = jnp.zeros(len(filled), margins.dtype) if start is None else start
     fold_of = _shuffled(points) % _FOLDS
+    trials = _FOLDS * count if cross_fit else 0
 
-    def without(fold):
-        left_out = (fold_of == fold).astype(margins.dtype)
+    def solve(trial, state):
+        before, losses = state
+        last, first = trial == trials, trial % count == 0
+        place = jnp.where(last, jnp.argmin(losses), trial % count)
+        left_out = (~last & (fold_of == trial // count)).astype(margins.dtype)
+        problem = _problem(margins, filled, strengths[place], 1 - left_out)
+        begin = jnp.where(last | first, start, before.weights)
+        pool = best_pool(problem, begin, limit=jnp.where(last, ITERATIONS, _CROSS_FIT_STEPS))
+        loss = jnp.sum(left_out * jax.nn.logsumexp(combined(margins, pool.weights), axis=1))
+        return pool, losses.at[place].add(loss / points)
 
-        def fit(weights, strength):
-            problem = _problem(margins, filled, strength, 1 - left_out)
-            weights = best_pool(problem, weights, limit=_CROSS_FIT_STEPS).weights
-            judged = evaluate(problem._replace(counts=left_out), weights)
-            return weights, judged.loss * jnp.sum(left_out) / points
-
-        return lax.scan(fit, start, strengths)[1]
-
-    losses = jnp.sum(lax.map(without, jnp.arange(_FOLDS)), axis=0)
-    return strengths[jnp.argmin(losses)], losses
+    nothing = unsolved(margins), jnp.zeros_like(strengths)
+    pool, losses = lax.fori_loop(0, trials + 1, solve, nothing)
+    return pool, strengths[jnp.argmin(losses)], losses
 
 
 def _values_alone(candidates: Candidates, strength: Float[Array, ""]) -> Float[Array, " N"]:
@@ -282,27 +288,36 @@ def _refilled(
     alone: Float[Array, " N"],
 ) -> _Ensemble:
     """Empty a slot and fill it with the best candidate that is not a member, if that is better."""
-    members, kept = found.members, (found.weights > 0).at[slot].set(False)
-    margins, _ = _margins_of(candidates, members, kept)
-    problem = _problem(margins, kept, found.strength)
-    rest = best_pool(problem, found.weights)
-    gains = jnp.where(jnp.any(kept), _gains(candidates, problem, rest), -alone)
-    available = candidates.usable.at[members].min(~kept)
-    gains = jnp.where(available, gains, -jnp.inf)
-    _, first = lax.top_k(gains, min(_TRIALS, len(gains)))
-    unchanged = (found.weights[slot] > 0) & (first[0] == members[slot])
+    kept = (found.weights > 0).at[slot].set(False)
+    available = candidates.usable.at[found.members].min(~kept)
+    trials = min(_TRIALS, len(available))
 
-    def attempt(best, candidate):
-        trial, filled = members.at[slot].set(candidate), kept.at[slot].set(available[candidate])
-        problem = _problem(*_margins_of(candidates, trial, filled), found.strength)
-        pool = best_pool(problem, rest.weights)
-        reached = jnp.where(available[candidate], pool.value, jnp.inf)
-        new = _Ensemble(trial, pool.weights, reached, found.strength, pool.gap)
-        return jax.tree.map(lambda a, b: jnp.where(reached < best.value, a, b), new, best), None
+    def rank(problem, pool):
+        gains = jnp.where(jnp.any(kept), _gains(candidates, problem, pool), -alone)
+        return lax.top_k(jnp.where(available, gains, -jnp.inf), trials)[1].astype(jnp.int32)
 
-    return lax.cond(
-        unchanged, lambda: found, lambda: lax.scan(attempt, found, first.astype(jnp.int32))[0]
-    )
+    def unfinished(state):
+        trial, _, _, first = state
+        unchanged = (found.weights[slot] > 0) & (first[0] == found.members[slot])
+        return (trial == 0) | ((trial <= trials) & ~unchanged)
+
+    def solve(state):
+        trial, best, rest, first = state  # trial 0 is without anybody in the slot
+        emptied = trial == 0
+        candidate = jnp.where(emptied, found.members[slot], first[trial - 1])
+        members = found.members.at[slot].set(candidate)
+        filled = kept.at[slot].set(~emptied & available[candidate])
+        problem = _problem(*_margins_of(candidates, members, filled), found.strength)
+        pool = best_pool(problem, jnp.where(emptied, found.weights, rest))
+        reached = jnp.where(filled[slot], pool.value, jnp.inf)
+        new = _Ensemble(members, pool.weights, reached, found.strength, pool.gap)
+        best = jax.tree.map(lambda a, b: jnp.where(reached < best.value, a, b), new, best)
+        rest = jnp.where(emptied, pool.weights, rest)
+        first = lax.cond(emptied, lambda: rank(problem, pool), lambda: first)
+        return trial + 1, best, rest, first
+
+    start = jnp.int32(0), found, found.weights, jnp.zeros(trials, jnp.int32)
+    return lax.while_loop(unfinished, solve, start)[1]
 
 
 def _gains(candidates: Candidates, problem: Problem, pool: Pool) -> Float[Array, " N"]:
