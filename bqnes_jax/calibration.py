@@ -9,7 +9,6 @@ measured on points that were left out when it was fitted (`calibrate`). `select_
 both.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.errors import (
     BQNESError,
     as_float,
@@ -88,19 +88,20 @@ def calibrate(log_probs: ArrayLike, labels: ArrayLike, *, folds: int = _FOLDS) -
     return _calibrate(log_probs, labels, folds)
 
 
-@functools.partial(jax.jit, static_argnames="folds")
+@jit_quickly("folds")
 def _calibrate(log_probs: Float[Array, "n C"], labels: Int[Array, " n"], folds: int) -> Calibration:
     points = len(labels)
-    margins, everyone = _margins(log_probs, labels), jnp.ones(points, log_probs.dtype)
-    fitted, before = _fit(margins, everyone), -jnp.mean(_true(log_probs, labels))
-    if points < 2:  # nothing is left out of one point
-        return Calibration(jnp.ones_like(fitted), fitted, before, before)
+    margins, before = _margins(log_probs, labels), -jnp.mean(_true(log_probs, labels))
     fold_of = np.empty(points, int)
     for fold, left in enumerate(np.array_split(_order(points), min(folds, points))):
         fold_of[left] = fold
-    kept = jnp.asarray(fold_of != np.arange(fold_of.max() + 1)[:, None], log_probs.dtype)
-    temperatures = lax.map(lambda counts: _fit(margins, counts), kept)[fold_of]
-    after = -jnp.mean(_true(apply_temperature(log_probs, temperatures), labels))
+    # Without each fold, and at last with all points.
+    kept = jnp.asarray(fold_of != np.arange(fold_of.max() + 2)[:, None], log_probs.dtype)
+    temperatures = lax.map(lambda counts: _fit(margins, counts), kept)
+    fitted = temperatures[-1]
+    if points < 2:  # nothing is left out of one point
+        return Calibration(jnp.ones_like(fitted), fitted, before, before)
+    after = -jnp.mean(_true(apply_temperature(log_probs, temperatures[fold_of]), labels))
     return Calibration(jnp.where(after < before, fitted, 1), fitted, before, after)
 
 
@@ -198,16 +199,23 @@ def _select_and_predict(
     check_shape("classes", classes, (*log_probs.shape, None))
     views, left = _views(log_probs.shape[1], folds)
 
-    def select_by(view: Int[Array | np.ndarray, " n"]) -> Selection:
-        own = classes[:, view] if needs_classes(name) else None
-        return select(name, log_probs[:, view], size, classes=own, **options)
+    traced = any(
+        isinstance(leaf, Tracer) for leaf in jax.tree.leaves((log_probs, classes, options))
+    )
+    # On the host points are picked without a program.
+    true, every = (log_probs, classes) if traced else map(np.asarray, (log_probs, classes))
 
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((log_probs, classes, options))):
+    def select_by(view: Int[Array | np.ndarray, " n"]) -> Selection:
+        own = every[:, view] if needs_classes(name) else None
+        return select(name, true[:, view], size, classes=own, **options)
+
+    if traced:
         chosen = lax.map(select_by, jnp.asarray(views))
+        whole = jax.tree.map(lambda leaf: leaf[0], chosen)
+        others = jax.tree.map(lambda leaf: leaf[1:], chosen)
     else:  # each by the program of the first
-        chosen = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(select_by, views))
-    whole = jax.tree.map(lambda leaf: leaf[0], chosen)
-    others = jax.tree.map(lambda leaf: leaf[1:], chosen)
+        whole, *others = map(select_by, views)
+        others = jax.tree.map(lambda *leaves: np.stack(leaves), *others)
     return whole, _predict_left_out(others, classes, jnp.asarray(left))
 
 
@@ -230,7 +238,7 @@ def _views(points: int, folds: int) -> tuple[Int[np.ndarray, "k1 n"], Int[np.nda
     return np.concatenate([np.arange(points)[None], filled]), first
 
 
-@jax.jit
+@jit_quickly()
 def _predict_left_out(
     chosen: Selection, classes: Float[Array, "N n C"], left: Int[Array, "k few"]
 ) -> Float[Array, "n C"]:
@@ -248,6 +256,7 @@ def _predict_left_out(
     return jnp.zeros(classes.shape[1:], dtype).at[left].set(said, mode="drop")
 
 
+@jit_quickly()
 def _labels_of(
     log_probs: Float[Array, "N n"], classes: Float[Array, "N n C"], mask: ArrayLike | None
 ) -> Int[Array, " n"]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 ROOT = Path(bqnes_jax.__file__).parent
 PURE = (
-    *("errors", "types", "registry", "identity"),
+    *("errors", "types", "registry", "identity", "compiling"),
     *("spaces", "kernels", "surrogates", "quadrature", "pooling", "metrics"),
     *("selection", "calibration", "candidates", "drivers", "algorithms"),
 )

@@ -97,7 +97,7 @@ def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, j
             f"log_probs has shape {log_probs.shape}; it must be (candidates, validation points) "
             "with at least one of each."
         )
-    mask = jnp.ones(len(log_probs), bool) if mask is None else jnp.asarray(mask)
+    mask = jnp.asarray(np.ones(len(log_probs), bool) if mask is None else mask)
     check_mask("mask", mask, len(log_probs))
     usable = _usable(log_probs, mask)
     values, known = concrete(log_probs), concrete(usable)

@@ -1,14 +1,13 @@
 """Stage 2 by name: from N trained candidates to an ensemble of M members with weights."""
 
-import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
+from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.errors import (
     BQNESError,
     as_float,
@@ -225,7 +224,7 @@ def select(
         known = concrete(usable)
         if known is not None:
             check_finite("kernel", kernel, known[:, None] & known)
-    prior = jnp.zeros(count) if log_prior is None else as_float(log_prior)
+    prior = as_float(np.zeros(count) if log_prior is None else log_prior)
     check_shape("log_prior", prior, (count,))
     known = concrete(prior)
     if known is not None:  # −inf rules an architecture out
@@ -255,7 +254,7 @@ def select(
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("method", "size", "pool"))
+@jit_quickly(("method", "size", "pool"))
 def _select(raw: Candidates, method: Method, size: int, pool: Pool) -> Selection:
     usable = raw.usable
     kernel = raw.kernel
