@@ -109,7 +109,7 @@ class Pair(NamedTuple):
             return config
         return dataclasses.replace(config, initial=size, budget=size)
 
-    def own(self, history: History, size: int) -> History:
+    def own(self, history: History, size: int | Int32[Array, ""]) -> History:
         """Return a history with what this algorithm does not select from left out, or failed."""
         if self.only_members:  # it never had more to choose from than it takes
             return history._replace(count=jnp.minimum(history.count, size))
@@ -147,25 +147,28 @@ def select_ensemble(
     *,
     classes: Float[Array, "n points classes"] | None = None,
     calibrated: bool = False,
+    limit: Int32[Array, ""] | None = None,
 ) -> Result:
     """Select an ensemble from what a search has evaluated.
 
     They are alike by the kernel fitted last, and likely at the temperature of the search. If it is
-    `calibrated`, which needs what they say about all classes, a temperature is fitted as well.
+    `calibrated`, which needs what they say about all classes, a temperature is fitted as well. Of
+    `size` slots only as many are filled as `limit` says (`selection.select`).
     """
     history, trace = searched
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
     given = Given(
-        algorithm.own(history, size),
+        algorithm.own(history, size if limit is None else limit),
         strategy.gram(last, history.archs),
         None if strategy.prior is None else strategy.prior(history.archs),
         last.temperature,
         strategy.rule(last, history),
         classes,
     )
+    arguments = given.arguments() | {"limit": limit}
     if not calibrated:
-        return _result(select_members(algorithm.method, given, size), history, trace)
-    chosen, calibration = select_calibrated(algorithm.method, size=size, **given.arguments())
+        return _result(select(algorithm.method, size=size, **arguments), history, trace)
+    chosen, calibration = select_calibrated(algorithm.method, size=size, **arguments)
     return _result(chosen, history, trace)._replace(calibration=calibration)
 
 

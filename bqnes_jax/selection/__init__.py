@@ -14,6 +14,7 @@ from bqnes_jax.selection.registry import (
     pool_of,
     register,
     select,
+    takes_limit,
 )
 from bqnes_jax.selection.stacking import Stacking, stacking_weights
 
@@ -35,4 +36,5 @@ __all__ = [
     "register",
     "select",
     "stacking_weights",
+    "takes_limit",
 ]

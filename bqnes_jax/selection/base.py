@@ -36,6 +36,7 @@ class Candidates(NamedTuple):
             None if not given.
         measures: the log-likelihoods that the posterior is formed by; None for those of the
             validation points.
+        limit: how many members there may be, if that is fewer than slots; None for all slots.
     """
 
     log_probs: Float[Array, "N n"]
@@ -46,6 +47,7 @@ class Candidates(NamedTuple):
     classes: Float[Array, "N n C"] | None = None
     rule: Float[Array, " N"] | None = None
     measures: Float[Array, " N"] | None = None
+    limit: Int32[Array, ""] | None = None
 
 
 class Choice(NamedTuple):
@@ -65,6 +67,12 @@ class Choice(NamedTuple):
 
 
 Method = Callable[[Candidates, int], Choice]
+
+
+def open_slots(candidates: Candidates, size: int) -> Bool[Array, " M"]:
+    """Tell which of M slots may be filled: the first ones, as many as the limit says."""
+    slots = jnp.arange(size)
+    return slots < (size if candidates.limit is None else candidates.limit)
 
 
 def required_kernel(candidates: Candidates) -> Float[Array, "N N"]:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from bqnes_jax.selection.base import FLOOR, Candidates, Choice, score
+from bqnes_jax.selection.base import FLOOR, Candidates, Choice, open_slots, score
 from bqnes_jax.types import Status
 
 
@@ -12,7 +12,8 @@ def top(candidates: Candidates, size: int) -> Choice:
     """Take the candidates with the smallest validation losses, with equal weights."""
     scores = score(candidates.log_probs)
     scores, members = lax.top_k(jnp.where(candidates.usable, scores, -jnp.inf), size)
-    return Choice(members, (scores > -jnp.inf).astype(scores.dtype), jnp.int32(Status.OK))
+    taken = (scores > -jnp.inf) & open_slots(candidates, size)
+    return Choice(members, taken.astype(scores.dtype), jnp.int32(Status.OK))
 
 
 def beam(candidates: Candidates, size: int) -> Choice:
@@ -31,6 +32,7 @@ def beam(candidates: Candidates, size: int) -> Choice:
 
     nothing = jnp.full_like(log_probs[0], 2 * FLOOR)
     _, (members, taken) = lax.scan(add, (nothing, candidates.usable), length=size)
+    taken = taken & open_slots(candidates, size)
     return Choice(members, taken.astype(log_probs.dtype), jnp.int32(Status.OK))
 
 

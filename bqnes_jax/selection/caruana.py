@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
-from bqnes_jax.selection.base import FLOOR, Candidates, Choice, score
+from bqnes_jax.selection.base import FLOOR, Candidates, Choice, open_slots, score
 from bqnes_jax.selection.beam import log_add
 from bqnes_jax.types import Status
 
@@ -17,10 +17,11 @@ def caruana(candidates: Candidates, size: int) -> Choice:
     from. Of the averages of the first 1, 2, … 50 draws, the best is taken.
     """
     log_probs, usable = candidates.log_probs, candidates.usable
+    room = jnp.sum(open_slots(candidates, size))
 
     def draw(state, number):
         log_total, counts, best = state  # log_total: logarithm of the summed probabilities
-        full = jnp.sum(counts > 0) >= size
+        full = jnp.sum(counts > 0) >= room
         available = usable & ((counts > 0) | ~full)
         scores = score(log_add(log_total, log_probs))
         drawn = jnp.argmax(jnp.where(available, scores, -jnp.inf))

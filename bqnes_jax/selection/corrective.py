@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from bqnes_jax.selection.base import FLOOR, Candidates, Choice, log_mixture, score
+from bqnes_jax.selection.base import (
+    FLOOR,
+    Candidates,
+    Choice,
+    log_mixture,
+    open_slots,
+    score,
+)
 from bqnes_jax.selection.beam import beam
 from bqnes_jax.selection.stacking import fit
 from bqnes_jax.types import Status
@@ -40,13 +47,13 @@ def corrective(candidates: Candidates, size: int) -> Choice:
     slots = jnp.arange(size)
     swaps = jnp.tile(slots, _SWAP_PASSES)
     plan = jnp.concatenate([jnp.array([_ALL]), slots, jnp.array([_BEAM, _STACK]), swaps])
-    beamed = beam(candidates, size)
+    beamed, taken = beam(candidates, size), open_slots(candidates, size)
 
     def attempt(state, slot):
         best, stacked = state  # stacked: the weights of all candidates
         largest, first = lax.top_k(stacked, size)
         rival = jnp.where(slot == _BEAM, beamed.members, first)
-        counts = jnp.where(slot == _BEAM, beamed.weights, largest) > 0
+        counts = taken & (jnp.where(slot == _BEAM, beamed.weights, largest) > 0)
         members, filled = lax.cond(
             slot < 0, lambda: (rival, counts), lambda: _refilled(candidates, best, slot)
         )
@@ -77,7 +84,7 @@ def _refilled(
     candidates: Candidates, ensemble: _Ensemble, slot: Int[Array, ""]
 ) -> tuple[Int32[Array, " M"], Bool[Array, " M"]]:
     """Empty a slot and fill it with the best candidate that is not a member."""
-    members = ensemble.members
+    members, taken = ensemble.members, open_slots(candidates, len(ensemble.members))
     rest = ensemble.weights.at[slot].set(0)
     total = jnp.sum(rest)
     rest = rest / jnp.where(total > 0, total, 1)
@@ -85,7 +92,7 @@ def _refilled(
     losses = _losses_with_each(candidates.log_probs, jnp.maximum(mixture, FLOOR))
     available = candidates.usable.at[members].min(rest == 0)
     best = jnp.argmin(jnp.where(available, losses, jnp.inf)).astype(jnp.int32)
-    return members.at[slot].set(best), (rest > 0).at[slot].set(available[best])
+    return members.at[slot].set(best), (rest > 0).at[slot].set(taken[slot] & available[best])
 
 
 def _losses_with_each(

@@ -19,6 +19,7 @@ from bqnes_jax.pooling import LOG_FLOOR
 from bqnes_jax.selection.base import (
     Candidates,
     Choice,
+    open_slots,
     prepared,
     prepared_classes,
     required_classes,
@@ -290,6 +291,7 @@ def _refilled(
     """Empty a slot and fill it with the best candidate that is not a member, if that is better."""
     kept = (found.weights > 0).at[slot].set(False)
     available = candidates.usable.at[found.members].min(~kept)
+    available = available & open_slots(candidates, len(kept))[slot]
     trials = min(_TRIALS, len(available))
 
     def rank(problem, pool):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.selection.base import Candidates, Choice, required_kernel
+from bqnes_jax.selection.base import Candidates, Choice
 from bqnes_jax.selection.recombine import posterior_mass
 from bqnes_jax.selection.stacking import keep_largest
 from bqnes_jax.types import Status
@@ -25,7 +25,7 @@ def quadrature(candidates: Candidates, size: int) -> Choice:
     as 0. What is not kept is shared out by the kernel, as in `restack`.
     """
     weights = quadrature_weights(candidates)
-    members, weights = keep_largest(weights, size, required_kernel(candidates))
+    members, weights = keep_largest(candidates, weights, size)
     return Choice(members, weights, jnp.int32(Status.OK))
 
 

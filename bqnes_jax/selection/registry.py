@@ -81,21 +81,22 @@ class _Entry(NamedTuple):
     needs_kernel: bool = False
     needs_classes: bool = False
     pool: Pool = Pool.MIXTURE
+    takes_limit: bool = False
 
 
 _METHODS = Registry(
     "selection method",
     {
-        "beam": _Entry(beam),
-        "stack": _Entry(stack),
-        "restack": _Entry(restack, needs_kernel=True),
+        "beam": _Entry(beam, takes_limit=True),
+        "stack": _Entry(stack, takes_limit=True),
+        "restack": _Entry(restack, needs_kernel=True, takes_limit=True),
         "recombine": _Entry(recombine, needs_kernel=True),
         "recombine_smallest": _Entry(recombine_smallest, needs_kernel=True),
-        "quadrature": _Entry(quadrature, needs_kernel=True),
-        "top": _Entry(top),
-        "corrective": _Entry(corrective),
-        "caruana": _Entry(caruana),
-        "logpool": _Entry(logpool, needs_classes=True, pool=Pool.LOG),
+        "quadrature": _Entry(quadrature, needs_kernel=True, takes_limit=True),
+        "top": _Entry(top, takes_limit=True),
+        "corrective": _Entry(corrective, takes_limit=True),
+        "caruana": _Entry(caruana, takes_limit=True),
+        "logpool": _Entry(logpool, needs_classes=True, pool=Pool.LOG, takes_limit=True),
     },
 )
 
@@ -120,6 +121,11 @@ def needs_classes(name: str) -> bool:
     return _METHODS.find(name).needs_classes
 
 
+def takes_limit(name: str) -> bool:
+    """Tell whether a method can leave slots open, so that one program serves several sizes."""
+    return _METHODS.find(name).takes_limit
+
+
 def register(
     name: str,
     method: Method,
@@ -127,12 +133,14 @@ def register(
     needs_kernel: bool = False,
     needs_classes: bool = False,
     pool: str = Pool.MIXTURE,
+    takes_limit: bool = False,
 ) -> None:
     """Add a method of your own: a pure function (Candidates, size) -> Choice.
 
     `size` is at most the number of candidates. What the method leaves open, `select` does: weights
     of a mixture are normalised, unused slots filled, and no weight goes to a candidate that is not
-    usable. A method whose weights are for the pool `"log"` needs the classes.
+    usable. A method whose weights are for the pool `"log"` needs the classes. One that takes a
+    limit fills only the first slots, as many as `Candidates.limit` says.
 
     Example:
         >>> def first_ones(candidates, size):
@@ -144,7 +152,7 @@ def register(
     """
     check_choice("pool", pool, POOLS)
     needs_classes = needs_classes or pool == Pool.LOG
-    _METHODS.register(name, _Entry(method, needs_kernel, needs_classes, Pool(pool)))
+    _METHODS.register(name, _Entry(method, needs_kernel, needs_classes, Pool(pool), takes_limit))
 
 
 def select(
@@ -159,6 +167,7 @@ def select(
     temperature: ArrayLike | None = None,
     rule: ArrayLike | None = None,
     measures: ArrayLike | None = None,
+    limit: ArrayLike | None = None,
     throw: bool = False,
 ) -> Selection:
     """Choose M of N candidates and their weights by what they predict for the validation points.
@@ -189,6 +198,8 @@ def select(
         rule: N, the weights (K + ρI)⁻¹ z of a quadrature rule for the prior, for `quadrature`.
         measures: N, the log-likelihoods that the posterior is formed by, as `measure_candidates`
             returns them; by default those of the validation points.
+        limit: how many members there may be, where that is fewer than M; it may be traced, so that
+            one program serves several sizes. `recombine` has none.
         throw: whether to raise an error that explains a status other than OK.
 
     Returns:
@@ -238,6 +249,11 @@ def select(
     if measures is not None:
         measures = as_float(measures).astype(log_probs.dtype)
         check_shape("measures", measures, (count,))
+    if limit is not None:
+        if not entry.takes_limit:
+            raise BQNESError(f"limit is given, but {name!r} fills every slot; give the size alone.")
+        check_positive("limit", limit)
+        limit = jnp.asarray(limit, jnp.int32)
     candidates = Candidates(
         log_probs,
         usable,
@@ -247,6 +263,7 @@ def select(
         classes,
         rule,
         measures,
+        limit,
     )
     found = _select(candidates, entry.method, int(size), entry.pool)
     if throw:

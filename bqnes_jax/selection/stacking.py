@@ -17,6 +17,7 @@ from bqnes_jax.selection.base import (
     Choice,
     floored,
     mean_loss,
+    open_slots,
     prepared,
     required_kernel,
 )
@@ -223,6 +224,7 @@ def stack(candidates: Candidates, size: int) -> Choice:
     """Keep the largest stacking weights, renormalised."""
     stacking, _ = fit(candidates.log_probs, candidates.usable)
     weights, members = lax.top_k(stacking.weights, size)
+    weights = jnp.where(open_slots(candidates, size), weights, 0)
     return Choice(members, weights, stacking.status)
 
 
@@ -235,17 +237,18 @@ def restack(candidates: Candidates, size: int) -> Choice:
     negative kernel value counts as no likeness.
     """
     stacking, _ = fit(candidates.log_probs, candidates.usable)
-    kernel = required_kernel(candidates)
-    return Choice(*keep_largest(stacking.weights, size, kernel), stacking.status)
+    return Choice(*keep_largest(candidates, stacking.weights, size), stacking.status)
 
 
 def keep_largest(
-    weights: Float[Array, " N"], size: int, kernel: Float[Array, "N N"]
+    candidates: Candidates, weights: Float[Array, " N"], size: int
 ) -> tuple[Int32[Array, " M"], Float[Array, " M"]]:
     """Keep the M largest weights, and share out the others by the kernel, as in `restack`."""
     kept, members = lax.top_k(weights, size)
-    excluded = weights.at[members].set(0)
-    likeness = jnp.maximum(kernel[members], 0)
+    taken = open_slots(candidates, size)
+    kept = jnp.where(taken, kept, 0)
+    excluded = weights.at[members].add(-kept)
+    likeness = jnp.where(taken[:, None], jnp.maximum(required_kernel(candidates)[members], 0), 0)
     total = jnp.sum(likeness, axis=0)
     related = total > 0
     shared = matmul(likeness, jnp.where(related, excluded / jnp.where(related, total, 1), 0))
