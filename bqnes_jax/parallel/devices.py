@@ -8,6 +8,7 @@ the same results, whole.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bqnes_jax.compiling import little_optimisation
 from bqnes_jax.parallel.hosts import agree, wait_for_all
 
 _AXIS = "members"
@@ -61,7 +63,9 @@ def mesh_for(asked: int | None, mesh: Mesh | None = None) -> Mesh:
     return make_mesh(list(mesh.devices[:asked]))
 
 
-def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> Callable[..., Tree]:
+def spread(
+    function: Callable, mesh: Mesh | None = None, *, split: int = 1, quickly: bool = False
+) -> Callable[..., Tree]:
     """Compile a function so that each device of a mesh does its share of the leading axis.
 
     Args:
@@ -69,6 +73,7 @@ def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> C
             and of all its results, are divided; further arguments each device has whole.
         mesh: of devices; by default all.
         split: how many arguments are divided.
+        quickly: whether to compile it as `compiling.jit_quickly` does.
 
     Returns:
         A function of the same arguments, on the host, with results in NumPy. Shares are made equal
@@ -85,7 +90,7 @@ def spread(function: Callable, mesh: Mesh | None = None, *, split: int = 1) -> C
     def specs(count: int) -> tuple[PartitionSpec, ...]:
         return (PartitionSpec(_AXIS),) * split + (PartitionSpec(),) * (count - split)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=little_optimisation() if quickly else None)
     def program(*arguments: Tree) -> Tree:
         mapped = jax.shard_map(
             function,

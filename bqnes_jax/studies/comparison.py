@@ -20,11 +20,14 @@ from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
 from bqnes_jax.calibration import calibrate_ensemble
 from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.parallel import spread
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
+from bqnes_jax.quadrature import effective_size
+from bqnes_jax.selection import takes_limit
 from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, count_seeds
 from bqnes_jax.tables import Tabulated, evaluator
 from bqnes_jax.types import Status
@@ -96,19 +99,33 @@ def compare_on_table(
     calibrated = calibrated and table.classes is not None
 
     @functools.cache
-    def searched(strategy: str, space: Space):
+    def searched(strategy: str, space: Space, config: SearchConfig):
         made = candidates.make(strategy, space, config=config, prior=prior)
         return _repeat(lambda key, evaluate: scan(made, config, key, evaluate), mesh)(
             keys, evaluate
         )
 
+    @functools.cache
+    def selector(algorithm: Pair, space: Space, slots: int, config: SearchConfig):
+        one = _selector(algorithm, space, slots, config, prior, calibrated)
+        return spread(
+            lambda found, evaluate, limit: lax.map(lambda each: one(each, evaluate, limit), found),
+            mesh,
+            quickly=True,
+        )
+
+    largest = max(sizes, default=1)
+
     def choose(name: str, size: int) -> Chosen:
         algorithm, space = algorithms.find(name), _searched_space(name, whole, size)
-        if isinstance(algorithm, Pair) and not algorithm.only_members:
-            found = searched(algorithm.strategy, space)
-            one = _selector(algorithm, space, size, config, prior, calibrated)
-            every = spread(lambda found, e: lax.map(lambda each: one(each, e), found), mesh)
-            return every(found, evaluate)
+        if isinstance(algorithm, Pair):
+            # One program for all sizes, where that can be.
+            limited = takes_limit(algorithm.method)
+            slots, limit = (largest, jnp.int32(size)) if limited else (size, None)
+            # The first random candidates are the same, however many there are.
+            budgeted = algorithm.budgeted(config, slots)
+            found = searched(algorithm.strategy, space, budgeted)
+            return selector(algorithm, space, slots, budgeted)(found, evaluate, limit)
         run = algorithms.make(name, space, size, config=config, prior=prior)
 
         def once(key, evaluate):
@@ -154,6 +171,7 @@ def _sizes(space: Space, sizes: Sequence[int]) -> Sizes:
     return of
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _look_up(
     space: EnumerableSpace, log_probs: Float[Array, "size m classes"], archs: Architectures
 ) -> Float[Array, "M m classes"]:
@@ -301,25 +319,40 @@ def _selector(
     prior: Prior | None,
     calibrated: bool,
 ) -> Callable[[Searched, Evaluate], Chosen]:
-    """Return a function that selects an ensemble from what one search has evaluated."""
+    """Return a function that selects an ensemble from what one search has evaluated.
+
+    Of its slots it fills as many as a limit says, if one is given.
+    """
     made = candidates.make(algorithm.strategy, space, config=config, prior=prior)
 
-    @jax.jit
-    def select(one: Searched, classes: Float[Array, "n points classes"] | None) -> Chosen:
-        result = select_ensemble(algorithm, made, one, size, classes=classes, calibrated=calibrated)
-        return _chosen(algorithm, result)
+    @jit_quickly()
+    def select(
+        one: Searched,
+        classes: Float[Array, "n points classes"] | None,
+        limit: Int32[Array, ""] | None,
+    ) -> Chosen:
+        result = select_ensemble(
+            algorithm, made, one, size, classes=classes, calibrated=calibrated, limit=limit
+        )
+        chosen = _chosen(algorithm, result)
+        if limit is None or not algorithm.only_members:
+            return chosen
+        own = algorithm.own(one.history, limit).known / one.trace.temperature[-1]
+        return chosen._replace(effective_size=effective_size(own))
 
-    def of_search(one: Searched, evaluate: Evaluate) -> Chosen:
+    def of_search(
+        one: Searched, evaluate: Evaluate, limit: Int32[Array, ""] | None = None
+    ) -> Chosen:
         archs = one.history.archs
         if not calibrated:
-            return select(one, classes_for(algorithm.method, evaluate, archs))
+            return select(one, classes_for(algorithm.method, evaluate, archs), limit)
         classes = evaluate(archs).classes
         if classes is None:
             raise BQNESError(
                 "evaluate returned classes None; calibration needs the log-probabilities of all "
                 "classes at the validation points: use a store, or calibrated=False."
             )
-        return select(one, classes)
+        return select(one, classes, limit)
 
     return of_search
 
@@ -346,7 +379,7 @@ def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
     return Chosen(result.archs, result.weights, status, worth, result.pool, temperature)
 
 
-@functools.partial(jax.jit, static_argnames=("pool", "ece_reference"))
+@jit_quickly(("pool", "ece_reference"))
 def measure_ensemble(
     weights: Float[Array, " M"],
     log_probs: Float[Array, "M m classes"],
