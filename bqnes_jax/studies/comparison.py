@@ -288,7 +288,7 @@ def _measure_both(
     ece_reference: str,
 ) -> list[Float[Array, " 3"]]:
     """Return the metrics without a temperature after pooling, and with it if there is one."""
-    temperatures = [1.0] if chosen.temperature is None else [1.0, chosen.temperature]
+    given = [] if chosen.temperature is None else [chosen.temperature]
     return [
         measure_ensemble(
             chosen.weights,
@@ -296,9 +296,9 @@ def _measure_both(
             labels,
             pool=chosen.pool,
             ece_reference=ece_reference,
-            temperature=jnp.asarray(temperature),
+            temperature=np.asarray(temperature, chosen.weights.dtype),
         )
-        for temperature in temperatures
+        for temperature in (1, *given)
     ]
 
 
@@ -308,7 +308,7 @@ def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
     def every(keys, evaluate):
         return lax.map(lambda key: run(jax.random.wrap_key_data(key), evaluate), keys)
 
-    return spread(every, mesh)
+    return spread(every, mesh, quickly=True)
 
 
 def _selector(
