@@ -5,14 +5,12 @@ write_report(run)  # report.html in the directory of the run, and its figures in
 
 import dataclasses
 import datetime
-import functools
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import yaml
@@ -21,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax import algorithms
+from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import families, is_named
 from bqnes_jax.files import sweep, write_whole, writing
@@ -116,7 +115,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     return directory / "report.html"
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
+@jit_quickly(("warp", "fit", "space", "chosen"))
 def predict_each(
     archs: Int[Array, "n length"],
     log_likelihoods: Float[Array, " n"],

@@ -237,10 +237,11 @@ def _search(
             f"every training failed: no loss of {search_config.budget} networks is a number; check "
             f"the scale of the data{remedy} in a new run."
         )
+    searched = jax.device_get(searched)  # where the rest is done without compiling
     last = jax.tree.map(lambda leaf: leaf[-1], searched.trace)
     gram = np.asarray(strategy.gram(last, searched.history.archs))
     archs = searched.history.archs
-    log_prior = np.zeros(len(archs)) if prior is None else np.asarray(prior(archs))
+    log_prior = np.zeros(len(archs)) if prior is None else np.asarray(prior(jnp.asarray(archs)))
     rule = np.asarray(strategy.rule(last, searched.history))
     return make_record(searched, gram, log_prior, rule, bench.data)
 

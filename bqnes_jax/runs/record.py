@@ -98,7 +98,7 @@ def make_record(
         trace.count,
         trace.effective_size,
         evidence.log_evidence,
-        jnp.hypot(evidence.posterior_sd, evidence.sampling_sd),
+        np.hypot(evidence.posterior_sd, evidence.sampling_sd),
         evidence.status,
         np.asarray(data.test.labels),
         np.array(np.shape(data.train.inputs)[1:], int),
