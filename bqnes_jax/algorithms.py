@@ -165,10 +165,10 @@ def select_ensemble(
         strategy.rule(last, history),
         classes,
     )
-    arguments = given.arguments() | {"limit": limit}
+    method, arguments = algorithm.method, given.arguments()
     if not calibrated:
-        return _result(select(algorithm.method, size=size, **arguments), history, trace)
-    chosen, calibration = select_calibrated(algorithm.method, size=size, **arguments)
+        return _result(select(method, size=size, limit=limit, **arguments), history, trace)
+    chosen, calibration = select_calibrated(method, size=size, limit=limit, **arguments)
     return _result(chosen, history, trace)._replace(calibration=calibration)
 
 

@@ -255,6 +255,16 @@ def test_more_members_than_usable_candidates():
     assert few.members.tolist() == [1, 1, 1] and few.info.used == 1
 
 
+def test_a_limit_is_as_good_as_a_size(tolerance):
+    log_probs, classes = problem(2)
+    limited = select("logpool", log_probs, 4, classes=classes, limit=2)
+    alone = select("logpool", log_probs, 2, classes=classes)
+    assert limited.info.used == alone.info.used == 2
+    assert limited.members[:2].tolist() == alone.members.tolist()
+    np.testing.assert_allclose(limited.weights[:2], alone.weights, rtol=tolerance(1e-3, 1e-6))
+    assert limited.weights[2:].tolist() == [0, 0]
+
+
 def test_identical_members_share_one_weight(tolerance):
     log_probs, classes = problem(count=1)
     same = log_pool_weights(*(np.repeat(x, 3, axis=0) for x in (log_probs, classes)))

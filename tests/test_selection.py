@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.selection import Choice, methods, pool_of, register, select, stacking_weights
+from bqnes_jax.selection import (
+    Choice,
+    methods,
+    pool_of,
+    register,
+    select,
+    stacking_weights,
+    takes_limit,
+)
 from bqnes_jax.types import Status
 from tests.test_stacking import changed, loss_of, realistic
 
@@ -133,6 +141,25 @@ def test_one_member(name):
         assert found.members[0] == chosen("stack", log_probs, kernel).members[0]
     else:
         assert found.members[0] == np.argmax(log_probs.mean(1))
+
+
+@pytest.mark.parametrize("name", filter(takes_limit, BUILT_IN))
+def test_a_limit_is_as_good_as_a_size(name, tolerance):
+    log_probs, kernel = problem(1)
+    for limit in 2, SIZE:
+        limited = chosen(name, log_probs, kernel, limit=limit)
+        alone = chosen(name, log_probs, kernel, size=limit)
+        assert limited.info.used == alone.info.used <= limit
+        slots = slice(len(alone.members))
+        first = limited._replace(members=limited.members[slots], weights=limited.weights[slots])
+        assert_same(first, alone, tolerance)
+        assert not np.any(limited.weights[limit:])
+
+
+def test_a_method_without_a_limit_refuses_one():
+    log_probs, kernel = problem()
+    with pytest.raises(BQNESError, match="'recombine' fills every slot"):
+        select("recombine", log_probs, SIZE, kernel=kernel, limit=2)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

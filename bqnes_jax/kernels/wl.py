@@ -218,7 +218,7 @@ def _all_labels(
     def one(arch: Int[Array, " length"]) -> tuple[UInt32[Array, "l v"], Bool[Array, " v"]]:
         graph = space.graph(arch)
         labels = wl_labels(graph, iterations, seed=seed)
-        return labels, np.arange(labels.shape[1]) < graph.n_node[0]
+        return labels, jnp.arange(labels.shape[1]) < graph.n_node[0]
 
     return jax.vmap(one)(archs)
 

@@ -440,12 +440,10 @@ def _ranks(values: np.ndarray) -> Float[np.ndarray, " n"]:
 def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
-    written = set()
-    for drawing in drawings:
-        for form in ("png", "pdf"):
-            path = directory / f"{drawing.name}.{form}"
-            write_whole(path, plots.to_bytes(drawing.figure, form))
-            written.add(path)
-    for path in set(directory.iterdir()) - written:
+    forms = [(drawing, form) for drawing in drawings for form in ("png", "pdf")]
+    written = {directory / f"{drawing.name}.{form}": (drawing, form) for drawing, form in forms}
+    for path, (drawing, form) in written.items():
+        write_whole(path, plots.to_bytes(drawing.figure, form))
+    for path in set(directory.iterdir()) - set(written):
         if _MAY_BE_OLD.fullmatch(path.name):
             path.unlink()

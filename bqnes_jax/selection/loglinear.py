@@ -115,8 +115,8 @@ def best_pool(
         )
         return found, weights, improved
 
-    start = unsolved(problem.margins), given, jnp.array(True)
-    return lax.while_loop(unfinished, iterate, start)[0]
+    nothing = unsolved(problem.margins)
+    return lax.while_loop(unfinished, iterate, (nothing, given, jnp.array(True)))[0]
 
 
 def unsolved(margins: Float[Array, "M n C"]) -> Pool:

@@ -318,7 +318,7 @@ def _selector(
     config: SearchConfig,
     prior: Prior | None,
     calibrated: bool,
-) -> Callable[[Searched, Evaluate], Chosen]:
+) -> Callable[..., Chosen]:
     """Return a function that selects an ensemble from what one search has evaluated.
 
     Of its slots it fills as many as a limit says, if one is given.
@@ -381,7 +381,7 @@ def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
 
 @jit_quickly(("pool", "ece_reference"))
 def measure_ensemble(
-    weights: Float[Array, " M"],
+    weights: Float[np.ndarray | Array, " M"],
     log_probs: Float[Array, "M m classes"],
     labels: Int[Array, " m"],
     *,
