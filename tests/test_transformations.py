@@ -284,7 +284,7 @@ def test_transformations(name, compilations, tolerance, precision):
 
 NOT_NUMERICAL = {
     *("vocabulary", "make_kernel", "scale_temperature"),
-    *("methods", "register", "needs_classes", "pool_of"),
+    *("methods", "register", "needs_classes", "pool_of", "takes_limit"),
 }
 
 
