@@ -134,11 +134,14 @@ def _best_of_pool(
         row_of=pool.row_of,
     )
     # With nothing but failures every score is alike, and the first of a list is no good guess.
-    draws = draw_fresh(
-        hopeless_key, situation.space, situation.history, q, prior=situation.landscape.prior
-    )
     hopeful = jnp.any(situation.history.finite)
-    archs = jnp.where(hopeful, _different(draw_key, situation, pool.archs[chosen]), draws)
+    archs = lax.cond(
+        hopeful,
+        lambda: _different(draw_key, situation, pool.archs[chosen]),
+        lambda: draw_fresh(
+            hopeless_key, situation.space, situation.history, q, prior=situation.landscape.prior
+        ),
+    )
     return archs, jnp.where(hopeful, scores, 0)
 
 
