@@ -423,7 +423,7 @@ def rule_of(
     posterior: Posterior, archs: Num[Array, "m length"], weights: Float[Array, " m"]
 ) -> Float[Array, " n"]:
     """Return (K + ρI)⁻¹ Σ_α π(α) k(A, α) for the design A of a process, whatever was observed."""
-    kernel_mean = matmul(gp.posterior_basis(posterior, archs).T, weights)
+    kernel_mean = matmul(weights, gp.posterior_basis(posterior, archs))
     solved = matmul(posterior.factor, matmul(posterior.factor.T, kernel_mean))
     if not posterior.weight_space:  # factor·factorᵀ = a (K + ρI)⁻¹
         return solved / posterior.hyperparameters.amplitude

@@ -329,7 +329,7 @@ def double_sum(
     basis = posterior_basis(posterior, archs)
     amplitude = jnp.asarray(posterior.hyperparameters.amplitude)
     # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
-    explained = jnp.sum(matmul(posterior.factor.T, matmul(basis.T, weights)) ** 2)
+    explained = jnp.sum(matmul(matmul(weights, basis), posterior.factor) ** 2)
     if not squared:
         if posterior.weight_space:
             return explained
@@ -351,7 +351,7 @@ def _prior_sum(
 ) -> Float[Array, ""]:
     """Return Σ_i Σ_j w_i w_j k_ij."""
     if kernel.finite:
-        return jnp.sum(matmul(kernel.features(archs).T, weights) ** 2)
+        return jnp.sum(matmul(weights, kernel.features(archs)) ** 2)
 
     # Each pair of blocks once: of an odd number in a circle, every one meets half of the others.
     blocks = -(-len(weights) // _ROWS) | 1
