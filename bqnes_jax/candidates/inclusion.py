@@ -77,6 +77,6 @@ def inclusion_probabilities(
 
     start = jnp.full(config.budget, jnp.log1p(-config.initial / space.size))
     starts = jnp.arange(config.initial, config.budget, config.batch, dtype=jnp.int32)
-    _, later = lax.scan(step, (start, first_shape(landscape, config)), starts)
+    _, later = lax.scan(step, (start, first_shape(landscape, config, history)), starts)
     log_missed = jnp.concatenate([start[None], later.reshape(-1, config.budget)])
     return -jnp.expm1(log_missed[: config.budget - config.initial + 1])

@@ -135,7 +135,8 @@ def make(
         draw_key, reference_key = jax.random.split(key)
         history = empty_history(config.budget, len(space.options))
         asked = draw_fresh(draw_key, space, history, config.initial, prior=landscape.prior)
-        state = State(history, landscape.reference(reference_key), first_shape(landscape, config))
+        shape = first_shape(landscape, config, history)
+        state = State(history, landscape.reference(reference_key), shape)
         nothing = jnp.asarray(jnp.nan)
         return state, Info(
             archs=asked,
@@ -205,10 +206,14 @@ def fit_model(
     )
 
 
-def first_shape(landscape: Landscape, config: SearchConfig) -> Shape | None:
+def first_shape(landscape: Landscape, config: SearchConfig, history: History) -> Shape | None:
     """Return what `refit_model` begins with; None where everything is fitted at every step."""
-    kept = config.fit.adapts(landscape.kernel) and config.fit.growth > 0
-    return no_shape(landscape.kernel) if kept else None
+    kernel, rows = landscape.kernel, landscape.rows(history.archs)
+    if config.fit.adapts(kernel):
+        return no_shape(kernel) if config.fit.growth > 0 else None
+    if in_weight_space(kernel, rows):
+        return no_shape(kernel, jax.eval_shape(kernel.features, rows).shape[1])
+    return None
 
 
 def refit_model(
@@ -218,14 +223,15 @@ def refit_model(
     temperature: ArrayLike,
     shape: Shape | None,
 ) -> tuple[LikelihoodModel, Shape | None]:
-    """Fit the surrogate to what has been evaluated, some of it only after enough has been added."""
+    """Fit the surrogate to what has been evaluated, beginning with what was fitted to less."""
     count = history.count
     if not in_weight_space(landscape.kernel, landscape.rows(history.archs)):
         history = history.thinned(config.fit.limit)
-    if first_shape(landscape, config) is None:
+    first = first_shape(landscape, config, history)
+    if first is None:
         return fit_model(landscape, history, config, temperature), shape
     return wsabi.refit(
-        no_shape(landscape.kernel) if shape is None else shape,
+        first if shape is None else shape,
         landscape.kernel,
         landscape.rows(history.archs),
         history.known,

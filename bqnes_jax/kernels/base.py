@@ -112,6 +112,6 @@ class GeneralKernel(abc.ABC):
         return jnp.asarray, self
 
 
-def matmul(a: Float[Array, "n k"], b: Float[Array, "k *m"]) -> Float[Array, "n *m"]:
+def matmul(a: Float[Array, "*n k"], b: Float[Array, "k *m"]) -> Float[Array, "..."]:
     """Multiply at full precision; accelerators would otherwise round the factors."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

@@ -71,6 +71,10 @@ class Surrogate(Protocol):
         """Return the moments of the function at m architectures."""
         ...
 
+    def outlook(self, archs: ArrayLike) -> Prediction | None:
+        """Return what the moments of `predict` do not exceed, where that is much less work."""
+        ...
+
     def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "Surrogate":
         """Return the surrogate as if q architectures had been observed at their predicted means."""
         ...

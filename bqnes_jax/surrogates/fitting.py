@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_bounds, check_choice, check_whole
 from bqnes_jax.kernels.base import Kernel, matmul
+from bqnes_jax.surrogates.axes import Axes, find_axes, no_axes
 from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.solve import (
     in_weight_space,
-    least_squares,
     masked_features,
     masked_gram,
     profile_loss,
@@ -82,12 +82,17 @@ class Shape(NamedTuple):
     ratio: Float[Array, ""]  # ρ
     at_bound: Bool[Array, ""]
     points: Int32[Array, ""]  # how many there were when it was fitted
+    axes: Axes | None = None  # of their features, in weight space and where no leaves are fitted
 
 
-def no_shape(kernel: Kernel) -> Shape:
-    """Return what stands for a shape before there is one: fitted to no points."""
+def no_shape(kernel: Kernel, features: int | None = None) -> Shape:
+    """Return what stands for a shape before there is one: fitted to no points.
+
+    Given how many features the kernel has, it has axes that can grow with the points.
+    """
     kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), kernel)
-    return Shape(kernel, jnp.asarray(jnp.nan), jnp.zeros((), bool), jnp.int32(0))
+    axes = None if features is None else no_axes(features)
+    return Shape(kernel, jnp.asarray(jnp.nan), jnp.zeros((), bool), jnp.int32(0), axes)
 
 
 def is_due(shape: Shape, count: Int[Array, ""], config: FitConfig) -> Bool[Array, ""]:
@@ -97,8 +102,11 @@ def is_due(shape: Shape, count: Int[Array, ""], config: FitConfig) -> Bool[Array
     return (shape.points == 0) | (new < 0) | (new >= enough)
 
 
-def fit_shape(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
-    """Maximise max over c and a of log N(y; c, a(K + ρI)); the targets of padding are zero."""
+def fit_shape(kernel: Kernel, design: Design, config: FitConfig, axes: Axes | None = None) -> Shape:
+    """Maximise max over c and a of log N(y; c, a(K + ρI)); the targets of padding are zero.
+
+    In weight space the `axes` of the features are found, unless they are given.
+    """
     count = jnp.sum(design.mask).astype(jnp.int32)
     if not in_weight_space(kernel, design.archs):
         design = _thinned(design, config.points)
@@ -106,12 +114,16 @@ def fit_shape(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
         design = centred(design)[0]
     if config.adapts(kernel):
         kernel = _adapt_kernel(kernel, design, config)
-    spectrum = decompose(kernel, design, config.mean)
+    if in_weight_space(kernel, design.archs) and axes is None:
+        axes = find_axes(masked_features(kernel, design), count)
+    spectrum = decompose(kernel, design, config.mean, axes)
     ratio = _maximise(functools.partial(profile_log_likelihood, spectrum), *config.noise_bounds)
     at_bound = _touches(ratio, config.noise_bounds)
-    for leaf in jax.tree.leaves(kernel) if config.adapts(kernel) else ():
-        at_bound |= _touches(leaf, config.kernel_bounds)
-    return Shape(kernel, ratio, at_bound, count)
+    if config.adapts(kernel):
+        axes = None  # the shape may be kept for more points
+        for leaf in jax.tree.leaves(kernel):
+            at_bound |= _touches(leaf, config.kernel_bounds)
+    return Shape(kernel, ratio, at_bound, count, axes)
 
 
 def centred(design: Design) -> tuple[Design, Float[Array, ""]]:
@@ -147,50 +159,41 @@ class Spectrum(NamedTuple):
     points: Float[Array, ""]  # how many targets, n
 
 
-def decompose(kernel: Kernel, design: Design, mean: str) -> Spectrum:
-    """Decompose the kernel matrix, by way of the features where they are fewer than the points."""
+def decompose(kernel: Kernel, design: Design, mean: str, axes: Axes | None) -> Spectrum:
+    """Decompose the kernel matrix; in weight space, by the axes of the features."""
     ones = design.mask if mean == "constant" else jnp.zeros_like(design.mask)
     both = jnp.stack([design.targets, ones.astype(design.targets.dtype)], axis=1)
     count = jnp.sum(design.mask).astype(both.dtype)
-    if not in_weight_space(kernel, design.archs):
+    if axes is None:
         values, vectors = jnp.linalg.eigh(masked_gram(kernel, design))
         return Spectrum(jnp.maximum(values, 0), matmul(vectors.T, both), both[:0], count)
     features = masked_features(kernel, design)
-    _, vectors = jnp.linalg.eigh(matmul(features.T, features))
-    # ‖Ψv‖² is far more accurate than the small eigenvalues of ΨᵀΨ themselves.
-    images = matmul(features, vectors)
-    values = jnp.sum(images**2, axis=0)
-    kept = values > jnp.finfo(values.dtype).eps * jnp.max(values)
-    basis = jnp.where(kept, images / jnp.sqrt(jnp.where(kept, values, 1)), 0)
+    # What is shorter is rounding, or so short that it explains nothing.
+    kept = axes.lengths > jnp.finfo(both.dtype).eps ** (2 / 3) * axes.lengths[-1]
+    values = jnp.where(kept, axes.lengths**2, 0)
+    basis = matmul(features, jnp.where(kept, axes.vectors / jnp.where(kept, axes.lengths, 1), 0))
     projections = matmul(basis.T, both)
     remainders = jnp.linalg.qr(both - matmul(basis, projections), mode="r")
-    return Spectrum(jnp.where(kept, values, 0), projections, remainders, count)
+    return Spectrum(values, projections, remainders, count)
 
 
 def profile_log_likelihood(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
     """Return max over c and a of log N(y; c, a(K + ρI)), `ratio` being ρ."""
     n = spectrum.points
-    log_determinant = jnp.sum(jnp.log(spectrum.eigenvalues + ratio)) + (
-        n - len(spectrum.eigenvalues)
-    ) * jnp.log(ratio)
-    amplitude = _best_amplitude(spectrum, ratio)
-    quadratic = _quadratic(spectrum, ratio) / amplitude
-    return -0.5 * (quadratic + log_determinant + n * jnp.log(2 * jnp.pi * amplitude))
+    eigenvalues = spectrum.eigenvalues + ratio
+    log_determinant = jnp.sum(jnp.log(eigenvalues)) + (n - len(eigenvalues)) * jnp.log(ratio)
+    # yᵀC⁻¹y, yᵀC⁻¹1 and 1ᵀC⁻¹1
+    squares = matmul(1 / eigenvalues, _products(spectrum.projections))
+    squares += jnp.sum(_products(spectrum.remainders), axis=0) / ratio
+    of_ones = jnp.where(squares[2] > 0, squares[2], 1)
+    quadratic = jnp.maximum(squares[0] - squares[1] ** 2 / of_ones, 0)
+    amplitude = best_amplitude(quadratic, n)
+    log_amplitude = jnp.log(2 * jnp.pi * amplitude)
+    return -0.5 * (quadratic / amplitude + log_determinant + n * log_amplitude)
 
 
-def _quadratic(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
-    whitened = _whiten(spectrum, ratio)
-    return jnp.sum((whitened[:, 0] - least_squares(whitened) * whitened[:, 1]) ** 2)
-
-
-def _whiten(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, "t 2"]:
-    """Return W with WᵀW = Bᵀ (K + ρI)⁻¹ B, B being the two vectors."""
-    inside = spectrum.projections / jnp.sqrt(spectrum.eigenvalues + ratio)[:, None]
-    return jnp.concatenate([inside, spectrum.remainders / jnp.sqrt(ratio)])
-
-
-def _best_amplitude(spectrum: Spectrum, ratio: Float[Array, ""]) -> Float[Array, ""]:
-    return best_amplitude(_quadratic(spectrum, ratio), spectrum.points)
+def _products(both: Float[Array, "r 2"]) -> Float[Array, "r 3"]:
+    return both[:, (0, 0, 1)] * both[:, (0, 1, 1)]
 
 
 def best_amplitude(quadratic: Float[Array, ""], points: Num[Array, ""]) -> Float[Array, ""]:
@@ -199,19 +202,28 @@ def best_amplitude(quadratic: Float[Array, ""], points: Num[Array, ""]) -> Float
     return jnp.maximum(quadratic / jnp.maximum(points, 1), floor)
 
 
-def _maximise(function, low: float, high: float, points: int = 16, zooms: int = 8):
-    """Maximise a function of one positive number: a grid in its logarithm, then finer ones."""
+def _maximise(function, low: float, high: float, points: int = 16, zooms: int = 5):
+    """Maximise a function of one positive number: a grid in its logarithm, then finer ones.
+
+    In the end the maximum is that of the parabola through the best point and its neighbours.
+    """
     ends = jnp.log(jnp.asarray(low, float)), jnp.log(jnp.asarray(high, float))
     values = jax.vmap(lambda log_x: function(jnp.exp(log_x)))
 
-    def zoom(_, bracket):
-        first, last = bracket
+    def zoom(_, found):
+        first, last, _ = found
         grid = jnp.linspace(first, last, points)
-        best = jnp.argmax(values(grid))
-        return grid[jnp.maximum(best - 1, 0)], grid[jnp.minimum(best + 1, points - 1)]
+        heights = values(grid)
+        best = jnp.argmax(heights)
+        sides = jnp.clip(jnp.stack([best - 1, best, best + 1]), 0, points - 1)
+        left, middle, right = heights[sides]
+        bend = 2 * middle - left - right
+        inside = (sides[0] < best) & (best < sides[2]) & (bend > 0)
+        shift = jnp.where(inside, (right - left) / jnp.where(inside, 2 * bend, 1), 0)
+        return grid[sides[0]], grid[sides[2]], grid[best] + shift * (grid[1] - grid[0])
 
-    bracket = lax.fori_loop(0, zooms, zoom, ends)
-    return jnp.exp(jnp.clip(jnp.mean(jnp.stack(bracket)), *ends))
+    _, _, top = lax.fori_loop(0, zooms, zoom, (*ends, ends[0]))
+    return jnp.exp(jnp.clip(top, *ends))
 
 
 def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import check_mask, check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
+from bqnes_jax.surrogates.axes import Axes
 from bqnes_jax.surrogates.base import (
     Design,
     Hyperparameters,
@@ -34,6 +35,7 @@ from bqnes_jax.surrogates.solve import Solution, in_weight_space, solve
 from bqnes_jax.types import Status, flag, throw_if_failed
 
 _ROWS = 512  # of a covariance held in memory at a time
+_LONGEST = 16  # axes by which a variance is bounded
 
 
 @functools.partial(
@@ -46,6 +48,7 @@ _ROWS = 512  # of a covariance held in memory at a time
         "factor",
         "log_marginal_likelihood",
         "status",
+        "axes",
     ],
     meta_fields=["weight_space"],
 )
@@ -65,6 +68,7 @@ class Posterior:
     log_marginal_likelihood: Array
     status: Array
     weight_space: bool
+    axes: Axes | None = None  # of the features, if they were found: the columns of `factor` in part
 
     @property
     def log_scale(self) -> Float[Array, ""]:
@@ -77,6 +81,16 @@ class Posterior:
         Observation noise is not part of it: add `hyperparameters.noise` for that.
         """
         return _predict(self, jnp.asarray(as_rows(self.kernel, archs)), full_covariance)
+
+    def outlook(self, archs: ArrayLike) -> Prediction | None:
+        """Return the mean, and variances from the longest axes alone, which are larger; or None.
+
+        With λ the squared lengths of some axes v it is a·[k(α, α) − Σ λ/(λ + ρ) (ψ(α)v)²]. Axes
+        along which points are many explain most of what is known.
+        """
+        if self.axes is None:
+            return None
+        return _outlook(self, jnp.asarray(as_rows(self.kernel, archs)), self.axes)
 
     def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "Posterior":
         """Return the posterior as if f had been observed at q architectures where it is predicted.
@@ -143,6 +157,7 @@ def fit(
     *,
     mask: ArrayLike | None = None,
     config: FitConfig = FitConfig(),
+    axes: Axes | None = None,
     throw: bool = False,
 ) -> Posterior:
     """Fit amplitude, noise, mean and the kernel's leaves to targets, and condition on them.
@@ -153,6 +168,7 @@ def fit(
         targets: n, the observations.
         mask: n, false for padding.
         config: bounds and steps.
+        axes: of the features of these architectures, where another fit has found them.
         throw: whether to raise an error that explains a status other than OK.
 
     Returns:
@@ -166,7 +182,8 @@ def fit(
         >>> bool(posterior.hyperparameters.amplitude > 0)
         True
     """
-    found = fit_design(kernel, as_design(kernel, archs, targets, mask, "targets"), config)
+    design = as_design(kernel, archs, targets, mask, "targets")
+    found = complete_design(shape_of_design(kernel, design, config, axes), design, config)
     if throw:
         throw_if_failed(found.status, "gp.fit")
     return found
@@ -216,13 +233,10 @@ def _posterior(
     )
 
 
-def fit_design(kernel: Kernel, design: Design, config: FitConfig) -> Posterior:
-    """Fit on a design set that has been checked."""
-    return complete_design(shape_of_design(kernel, design, config), design, config)
-
-
 @functools.partial(jax.jit, static_argnums=2)
-def shape_of_design(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
+def shape_of_design(
+    kernel: Kernel, design: Design, config: FitConfig, axes: Axes | None = None
+) -> Shape:
     """Fit the kernel's leaves and the noise relative to the amplitude: what costs most of a fit.
 
     The squares of targets need not be numbers of their type: what is fitted is a power of two
@@ -230,7 +244,7 @@ def shape_of_design(kernel: Kernel, design: Design, config: FitConfig) -> Shape:
     """
     design = only_finite(design)
     scale = _power_of_two(design.targets)
-    return fit_shape(kernel, design._replace(targets=design.targets / scale), config)
+    return fit_shape(kernel, design._replace(targets=design.targets / scale), config, axes)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -246,9 +260,8 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
     if config.mean == "constant":
         scaled, average = centred(scaled)
     points = jnp.sum(scaled.mask)
-    solution = solve(
-        shape.kernel, scaled, shape.ratio, None if config.mean == "constant" else average
-    )
+    given = None if config.mean == "constant" else average
+    solution = solve(shape.kernel, scaled, shape.ratio, given, shape.axes)
     amplitude = best_amplitude(solution.quadratic, points)
     amplitude = jnp.where(points > 0, amplitude, 1)
     mean, noise = average + solution.mean, amplitude * shape.ratio
@@ -260,6 +273,7 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
     return dataclasses.replace(
         posterior,
         design=finite,
+        axes=shape.axes,
         hyperparameters=Hyperparameters(amplitude * root**2, noise * root**2, mean * scale),
         coefficients=posterior.coefficients * scale,
         factor=posterior.factor * root,
@@ -300,6 +314,18 @@ def _predict(
         # Rounding can leave a variance just below zero where everything is known.
         variance = variance if full_covariance else jnp.maximum(variance, 0)
     return Prediction(mean, variance)
+
+
+@jax.jit
+def _outlook(posterior: Posterior, archs: Num[Array, "m length"], axes: Axes) -> Prediction:
+    amplitude, noise, mean = map(jnp.asarray, posterior.hyperparameters)
+    basis = posterior.kernel.features(archs)
+    squares = axes.lengths[-_LONGEST:] ** 2
+    explained = squares / (squares + noise / amplitude)
+    half = matmul(basis, axes.vectors[:, -_LONGEST:] * jnp.sqrt(explained))
+    rounding = 1 + 64 * jnp.finfo(amplitude.dtype).eps
+    variance = rounding * posterior.kernel.diag(archs) - jnp.sum(half**2, axis=1)
+    return Prediction(mean + matmul(basis, posterior.coefficients), amplitude * variance)
 
 
 @jax.jit

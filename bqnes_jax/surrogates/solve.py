@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Num
 
 from bqnes_jax.kernels.base import Kernel, matmul
+from bqnes_jax.surrogates.axes import Axes
 from bqnes_jax.surrogates.base import Design
 
 
@@ -43,15 +44,22 @@ def masked_gram(kernel: Kernel, design: Design) -> Float[Array, "n n"]:
 
 
 def solve(
-    kernel: Kernel, design: Design, ratio: Float[Array, ""], mean: ArrayLike | None
+    kernel: Kernel,
+    design: Design,
+    ratio: Float[Array, ""],
+    mean: ArrayLike | None,
+    axes: Axes | None = None,
 ) -> Solution:
     """Solve with K + ρI; `ratio` is ρ. Differentiable in ρ and in the kernel's leaves.
 
     A `mean` of None stands for the likeliest, c = 1ᵀC⁻¹y / 1ᵀC⁻¹1 (generalised least squares).
+    Known `axes` of the features save the work in weight space; the factor has them as columns.
     """
     both = _columns(design, mean)
-    solve_form = _solve_weights if in_weight_space(kernel, design.archs) else _solve_points
-    solved = solve_form(kernel, design, ratio, both)
+    if in_weight_space(kernel, design.archs):
+        solved = _solve_weights(kernel, design, ratio, both, axes)
+    else:
+        solved = _solve_covariance(_covariance(kernel, design, ratio), both)
     shift = least_squares(solved.whitened)
     return Solution(
         coefficients=solved.coefficients[:, 0] - shift * solved.coefficients[:, 1],
@@ -97,14 +105,24 @@ class _Solved(NamedTuple):
 
 
 def _solve_weights(
-    kernel: Kernel, design: Design, ratio: Float[Array, ""], both: Float[Array, "n 2"]
+    kernel: Kernel,
+    design: Design,
+    ratio: Float[Array, ""],
+    both: Float[Array, "n 2"],
+    axes: Axes | None,
 ) -> _Solved:
     features = masked_features(kernel, design)
     d = features.shape[1]
-    # The QR of [Ψ; √ρ I] has RᵀR = ΨᵀΨ + ρI without squaring Ψ, which in float32 would drown ρ.
-    stacked = jnp.concatenate([features, jnp.sqrt(ratio) * jnp.eye(d, dtype=features.dtype)])
-    upper = jnp.linalg.qr(stacked, mode="r")
-    inverse = solve_triangular(upper, jnp.eye(d, dtype=features.dtype))
+    if axes is None:
+        # The QR of [Ψ; √ρ I] has RᵀR = ΨᵀΨ + ρI without squaring Ψ: in float32 that would drown ρ.
+        stacked = jnp.concatenate([features, jnp.sqrt(ratio) * jnp.eye(d, dtype=features.dtype)])
+        upper = jnp.linalg.qr(stacked, mode="r")
+        inverse = solve_triangular(upper, jnp.eye(d, dtype=features.dtype))
+        log_determinant = 2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(upper))))
+    else:
+        eigenvalues = axes.lengths**2 + ratio
+        inverse = axes.vectors / jnp.sqrt(eigenvalues)
+        log_determinant = jnp.sum(jnp.log(eigenvalues))
     coefficients = matmul(inverse, matmul(inverse.T, matmul(features.T, both)))
     residual = both - matmul(features, coefficients)
     n = jnp.sum(design.mask)
@@ -112,16 +130,9 @@ def _solve_weights(
         coefficients=coefficients,
         whitened=jnp.concatenate([residual / jnp.sqrt(ratio), coefficients]),
         factor=jnp.sqrt(ratio) * inverse,
-        log_determinant=2 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(upper))))
-        + (n - d) * jnp.log(ratio),
+        log_determinant=log_determinant + (n - d) * jnp.log(ratio),
         jittered=jnp.zeros((), bool),
     )
-
-
-def _solve_points(
-    kernel: Kernel, design: Design, ratio: Float[Array, ""], both: Float[Array, "n 2"]
-) -> _Solved:
-    return _solve_covariance(_covariance(kernel, design, ratio), both)
 
 
 def _covariance(kernel: Kernel, design: Design, ratio: Float[Array, ""]) -> Float[Array, "n n"]:

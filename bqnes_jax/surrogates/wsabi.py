@@ -36,6 +36,7 @@ from jaxtyping import Array, Bool, Float
 
 from bqnes_jax.errors import BQNESError, check_choice, check_positive
 from bqnes_jax.kernels.base import Kernel
+from bqnes_jax.surrogates.axes import Axes, grow_axes
 from bqnes_jax.surrogates.base import (
     Design,
     Hyperparameters,
@@ -52,6 +53,7 @@ from bqnes_jax.surrogates.gp import (
     double_sum,
     shape_of_design,
 )
+from bqnes_jax.surrogates.solve import in_weight_space, masked_features
 from bqnes_jax.types import Status, flag, throw_if_failed
 
 WARPS = ("linear", "moment", "none", "log", "lognormal")
@@ -117,6 +119,11 @@ class LikelihoodModel:
     def predict(self, archs: ArrayLike, *, full_covariance: bool = False) -> Prediction:
         """Return mean and variance (or covariance) of ℓ at m architectures."""
         return unwarp(self, self.latent.predict(archs, full_covariance=full_covariance))
+
+    def outlook(self, archs: ArrayLike) -> Prediction | None:
+        """Return what mean and variance of ℓ do not exceed, which grow with those beneath."""
+        latent = self.latent.outlook(archs)
+        return None if latent is None else unwarp(self, latent)
 
     def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "LikelihoodModel":
         """Return the model as if the latent function had been observed at its predicted means."""
@@ -207,10 +214,14 @@ def refit(
     config: WarpConfig = WarpConfig(),
     fit_config: FitConfig = FitConfig(),
 ) -> tuple[LikelihoodModel, Shape]:
-    """Fit as `fit` does, but keep the kernel's leaves and ρ until the points have grown enough.
+    """Fit as `fit` does, but keep what costs most until the points have grown enough.
+
+    That is the kernel's leaves, and ρ beside them. Where none are fitted it is the axes of the
+    features in weight space, which grow by the points that are new: those before them, which the
+    shape was fitted to, must be the same.
 
     Args:
-        shape: what this returned for fewer points, or `fitting.no_shape(kernel)`.
+        shape: what this returned for fewer points, or `fitting.no_shape`.
         kernel: as of `fit`; every fit of leaves begins there, so that it depends on the points
             alone and not on what was fitted before.
         archs: as of `fit`, like all that follows.
@@ -226,11 +237,15 @@ def refit(
     """
     design = _design(kernel, archs, log_likelihoods, mask, temperature)
     count = jnp.asarray(jnp.sum(design.mask) if count is None else count, jnp.int32)
-    shape = lax.cond(
-        is_due(shape, count, fit_config),
-        lambda: _shape(kernel, design, temperature, config, fit_config)._replace(points=count),
-        lambda: shape,
-    )
+    if shape.axes is not None and in_weight_space(kernel, design.archs):
+        axes = grow_axes(shape.axes, masked_features(kernel, design), count)
+        shape = _shape(kernel, design, temperature, config, fit_config, axes)
+    else:
+        shape = lax.cond(
+            is_due(shape, count, fit_config),
+            lambda: _shape(kernel, design, temperature, config, fit_config)._replace(points=count),
+            lambda: shape,
+        )
     return _complete(shape, design, temperature, config, fit_config), shape
 
 
@@ -320,8 +335,10 @@ def _shape(
     temperature: ArrayLike,
     config: WarpConfig,
     fit_config: FitConfig,
+    axes: Axes | None = None,
 ) -> Shape:
-    return shape_of_design(kernel, _latent_design(design, temperature, config)[1], fit_config)
+    latent_design = _latent_design(design, temperature, config)[1]
+    return shape_of_design(kernel, latent_design, fit_config, axes)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
