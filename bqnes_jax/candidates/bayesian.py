@@ -13,12 +13,14 @@ from bqnes_jax.candidates.base import History, Pool, Situation, first_fresh
 from bqnes_jax.candidates.landscape import Drawn
 from bqnes_jax.candidates.random import draw_fresh
 from bqnes_jax.quadrature.acquisition import (
+    Acquisition,
     choose_greedily,
     log_expected_improvement,
+    score_candidates,
     uncertainty_sampling,
 )
 from bqnes_jax.spaces.base import Architectures
-from bqnes_jax.surrogates import Prediction, Surrogate, gp
+from bqnes_jax.surrogates import Surrogate, gp
 from bqnes_jax.types import PRNGKey
 
 _NEIGHBOURS = 16  # looked at in each round of local search, for each start
@@ -48,6 +50,7 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
         targets,
         mask=history.evaluated,
         config=situation.config.fit,
+        axes=situation.model.latent.axes,
     )
     score = functools.partial(log_expected_improvement, best=best)
     return _best_of_pool(key, situation, q, model, score)
@@ -98,21 +101,8 @@ def _best_of_pool(
     situation: Situation,
     q: int,
     surrogate: Surrogate,
-    acquisition: Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]],
+    acquisition: Acquisition,
 ) -> Asked:
-    def score(prediction: Prediction, log_prior: Array | None) -> Float[Array, " m"]:
-        if log_prior is None:
-            log_prior = jnp.zeros_like(prediction.mean)  # any constant
-        return acquisition(prediction, log_prior)
-
-    def score_pool(prediction: Prediction, pool: Pool) -> Float[Array, " k"]:
-        if pool.row_of is None:
-            return score(prediction, pool.log_prior)
-        if pool.log_prior is None:
-            return score(prediction, None)[pool.row_of]
-        each = Prediction(*(moment[pool.row_of] for moment in prediction))
-        return score(each, pool.log_prior)
-
     pool_key, climb_key, draw_key, hopeless_key = jax.random.split(key, 4)
     pool = situation.landscape.pool(pool_key, situation.history)
     if isinstance(situation.landscape, Drawn):
@@ -121,17 +111,21 @@ def _best_of_pool(
             situation.landscape,
             situation,
             pool,
-            lambda some: score_pool(surrogate.predict(some.rows), some),
+            lambda some: score_candidates(
+                acquisition, surrogate.predict(some.rows), None, some.log_prior
+            ),
             q,
         )
     chosen, scores = choose_greedily(
         surrogate,
         pool.rows,
-        lambda prediction: score_pool(prediction, pool),
+        acquisition,
         pool.fresh,
         q,
         lambda best: jnp.all(pool.archs == pool.archs[best], axis=1),
         row_of=pool.row_of,
+        log_prior=pool.log_prior,
+        logarithmic=True,
     )
     # With nothing but failures every score is alike, and the first of a list is no good guess.
     hopeful = jnp.any(situation.history.finite)

@@ -22,6 +22,11 @@ from bqnes_jax.surrogates import Prediction, Surrogate
 from bqnes_jax.surrogates.base import as_rows
 from bqnes_jax.types import Status, flag
 
+_SHORTLIST = 128  # candidates whose scores are computed where bounds rule out all others
+
+# Scores m architectures by a prediction and their log prior.
+Acquisition = Callable[[Prediction, Float[Array, " m"]], Float[Array, " m"]]
+
 
 def uncertainty_sampling(
     prediction: Prediction, log_prior: Float[Array, " m"]
@@ -130,10 +135,11 @@ def _propose(
     indices, scores = choose_greedily(
         surrogate,
         pool,
-        lambda prediction: acquisition(prediction, log_prior),
+        acquisition,
         eligible & ~taken,
         q,
         lambda best: _equal(views, views[best]),
+        log_prior=log_prior,
     )
     return Proposal(indices, pool[indices], scores, flag(jnp.any(scores == -jnp.inf), Status.EMPTY))
 
@@ -141,34 +147,85 @@ def _propose(
 def choose_greedily(
     surrogate: Surrogate,
     rows: Num[Array, "m length"],
-    score: Callable[[Prediction], Float[Array, " k"]],
+    acquisition: Acquisition,
     eligible: Bool[Array, " k"],
     q: int,
     excludes: Callable[[Int32[Array, ""]], Bool[Array, " k"]],
     *,
     row_of: Int32[Array, " k"] | None = None,
+    log_prior: Float[Array, " k"] | None = None,
+    logarithmic: bool = False,
 ) -> tuple[Int32[Array, " q"], Float[Array, " q"]]:
     """Choose q of k, each after conditioning on the surrogate's own mean at those before it.
 
     The surrogate sees the i-th of them as `rows[row_of[i]]`, so that many can share a row (one row
-    each unless given); `score` turns predictions at the rows into scores of the k, and
-    `excludes(i)` tells what choosing one rules out, itself included.
+    each unless given); `excludes(i)` tells what choosing one rules out, itself included.
+
+    A `logarithmic` acquisition must grow with the mean and with the variance. Then those are not
+    scored which bounds rule out, and scores that differ by less than √ε count as equal: the first
+    of equals is chosen, however they were rounded.
     """
-    row_of = jnp.arange(len(eligible), dtype=jnp.int32) if row_of is None else row_of
+    eps = jnp.finfo(float).eps
+    alike = jnp.sqrt(eps) if logarithmic else 0.0
+
+    def valid(scores: Float[Array, " l"], eligible: Bool[Array, " l"]) -> Float[Array, " l"]:
+        # A score may underflow to −inf and still be the best there is; only NaN is none.
+        scores = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
+        return jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
+
+    def best_of_all(current: Surrogate, eligible: Bool[Array, " k"]):
+        scores = score_candidates(acquisition, current.predict(rows), row_of, log_prior)
+        scores = valid(scores, eligible)
+        best = jnp.argmax(scores >= jnp.max(scores) - alike).astype(jnp.int32)
+        return best, scores[best]
+
+    def best_of_few(outlook: Prediction, current: Surrogate, eligible: Bool[Array, " k"]):
+        hopes = valid(score_candidates(acquisition, outlook, row_of, log_prior), eligible)
+        # To sort numbers of 64 bits takes far longer.
+        hopes, few = lax.top_k(hopes.astype(jnp.float32), _SHORTLIST)
+        least = jnp.min(hopes)
+        seen = current.predict(rows[few if row_of is None else row_of[few]])
+        prior = None if log_prior is None else log_prior[few]
+        scores = valid(score_candidates(acquisition, seen, None, prior), eligible[few])
+        top = jnp.max(scores)
+        place = jnp.argmin(jnp.where(scores >= top - alike, few, len(eligible)))
+        rounding = 2 * jnp.finfo(jnp.float32).eps * jnp.abs(least)
+        return lax.cond(
+            top - alike > least + rounding,
+            lambda: (few[place], scores[place]),
+            lambda: best_of_all(current, eligible),
+        )
 
     def choose(carry, slot):
         chosen, filled, eligible = carry
         current = surrogate if q == 1 else surrogate.fantasise(chosen, filled)
-        scores = score(current.predict(rows))
-        # A score may underflow to −inf and still be the best there is; only NaN is none.
-        scores = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
-        scores = jnp.where(eligible & ~jnp.isnan(scores), scores, -jnp.inf)
-        best = jnp.argmax(scores).astype(jnp.int32)
-        carry = chosen.at[slot].set(rows[row_of[best]]), filled.at[slot].set(True)
-        return (*carry, eligible & ~excludes(best)), (best, scores[best])
+        worth_it = logarithmic and len(eligible) > 4 * _SHORTLIST
+        outlook = current.outlook(rows) if worth_it else None
+        if outlook is None:
+            best, score = best_of_all(current, eligible)
+        else:
+            best, score = best_of_few(outlook, current, eligible)
+        row = rows[best if row_of is None else row_of[best]]
+        carry = chosen.at[slot].set(row), filled.at[slot].set(True)
+        return (*carry, eligible & ~excludes(best)), (best, score)
 
     start = (jnp.zeros((q, rows.shape[1]), rows.dtype), jnp.zeros(q, bool), eligible)
     return lax.scan(choose, start, jnp.arange(q))[1]
+
+
+def score_candidates(
+    acquisition: Acquisition,
+    prediction: Prediction,
+    row_of: Int32[Array, " k"] | None,
+    log_prior: Float[Array, " k"] | None,
+) -> Float[Array, " k"]:
+    """Score k candidates by predictions at the rows that they have."""
+    if log_prior is None:
+        scores = acquisition(prediction, jnp.zeros_like(prediction.mean))  # any constant
+        return scores if row_of is None else scores[row_of]
+    if row_of is not None:
+        prediction = Prediction(*(moment[row_of] for moment in prediction))
+    return acquisition(prediction, log_prior)
 
 
 def _is_among(rows: Array, others: Array, mask: Bool[Array, " n"]) -> Bool[Array, " m"]:
