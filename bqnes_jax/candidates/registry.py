@@ -209,8 +209,10 @@ def fit_model(
 def first_shape(landscape: Landscape, config: SearchConfig, history: History) -> Shape | None:
     """Return what `refit_model` begins with; None where everything is fitted at every step."""
     kernel, rows = landscape.kernel, landscape.rows(history.archs)
+    if config.fit.growth == 0:
+        return None
     if config.fit.adapts(kernel):
-        return no_shape(kernel) if config.fit.growth > 0 else None
+        return no_shape(kernel)
     if in_weight_space(kernel, rows):
         return no_shape(kernel, jax.eval_shape(kernel.features, rows).shape[1])
     return None

@@ -44,7 +44,7 @@ class FitConfig:
         mean: the prior mean: "zero", or "constant" for a fitted one.
         growth: of a search: by what share the candidates grow before the leaves of a kernel, and ρ
             beside them, are fitted again; amplitude and mean are at every step. 0 fits everything
-            at every step, as is done anyway where no leaves are fitted.
+            from scratch at every step; where no leaves are fitted, others do so but for rounding.
         points: how many of the targets leaves and ρ are fitted to, if there are more and the kernel
             has no fewer features; these are taken evenly.
         limit: of a search: how many candidates its surrogate is conditioned on, if there are more
