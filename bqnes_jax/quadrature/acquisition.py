@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import BQNESError, check_mask, check_shape, check_whole
 from bqnes_jax.surrogates import Prediction, Surrogate
-from bqnes_jax.surrogates.base import as_rows
+from bqnes_jax.surrogates.base import Bounded, as_rows
 from bqnes_jax.types import Status, flag
 
 _SHORTLIST = 128  # candidates whose scores are computed where bounds rule out all others
@@ -200,7 +200,7 @@ def choose_greedily(
         chosen, filled, eligible = carry
         current = surrogate if q == 1 else surrogate.fantasise(chosen, filled)
         worth_it = logarithmic and len(eligible) > 4 * _SHORTLIST
-        outlook = current.outlook(rows) if worth_it else None
+        outlook = current.outlook(rows) if worth_it and isinstance(current, Bounded) else None
         if outlook is None:
             best, score = best_of_all(current, eligible)
         else:

@@ -71,16 +71,21 @@ class Surrogate(Protocol):
         """Return the moments of the function at m architectures."""
         ...
 
-    def outlook(self, archs: ArrayLike) -> Prediction | None:
-        """Return what the moments of `predict` do not exceed, where that is much less work."""
-        ...
-
     def fantasise(self, archs: ArrayLike, mask: ArrayLike | None = None) -> "Surrogate":
         """Return the surrogate as if q architectures had been observed at their predicted means."""
         ...
 
     def weighted_sum(self, archs: ArrayLike, weights: Float[Array, " m"]) -> WeightedSum:
         """Return the moments that a weighted sum over m architectures needs."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """What a surrogate may have besides: bounds of its predictions."""
+
+    def outlook(self, archs: ArrayLike) -> Prediction | None:
+        """Return what the moments of `predict` do not exceed, where that is much less work."""
         ...
 
 
