@@ -161,6 +161,7 @@ def test_scores_that_underflow_are_still_scores():
     assert len(set(proposal.indices.tolist())) == 2
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_evaluated_and_ineligible_points_are_never_proposed():
     posterior, archs = grid_posterior(), enumerate_space(GRID)
     eligible = np.arange(36) < 10
@@ -168,6 +169,7 @@ def test_evaluated_and_ineligible_points_are_never_proposed():
     assert set(proposal.indices.tolist()) == set(range(10)) - {0, 7}
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_pool_that_runs_out_says_so():
     posterior, archs = grid_posterior(), enumerate_space(GRID)
     proposal = propose(posterior, archs, q=3, eligible=np.arange(36) == 5)
@@ -180,6 +182,7 @@ def nan_at_first(prediction, log_prior):
     return jnp.arange(len(log_prior), dtype=float).at[0].set(jnp.nan)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nan_never_wins():
     archs = enumerate_space(GRID)
     posterior = gp.condition(RBF(GRID, 0.3), archs[5:6], np.ones(1), HYPERPARAMETERS)
@@ -187,12 +190,14 @@ def test_nan_never_wins():
     assert propose(posterior, archs[:1], acquisition=nan_at_first).status == Status.EMPTY
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_prior_draws_uncertainty_sampling_to_it():
     posterior, archs = grid_posterior(), enumerate_space(GRID)
     log_prior = jnp.zeros(36).at[13].set(20.0)
     assert propose(posterior, archs, log_prior=log_prior).indices[0] == 13
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("options", "says"),
     [

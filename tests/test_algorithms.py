@@ -83,6 +83,7 @@ def test_an_ensemble_of_evaluated_members_comes_out(name, precision, tolerance):
         np.testing.assert_allclose(single.weights, mapped.weights[seed], rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_every_built_in_algorithm_is_tested():
     assert set(_ALGORITHMS.built_in) <= {*NAMES, *OF_SEEDS}
     assert set(_ALGORITHMS.built_in) <= set(algorithms())
@@ -124,6 +125,7 @@ def test_an_impossible_point_is_no_failure(key):
     assert jnp.isfinite(result.info.loss)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_best_single_is_the_best_of_all(precision):
     known = table()
     results = repeats_of("Best single", precision)(
@@ -141,6 +143,7 @@ def test_a_log_pool_needs_all_classes(key):
         make("us+logpool", GRID, 2, kernel=Polynomial(), config=CONFIG)(key, unknown)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_random_draws_as_many_as_there_are_members(precision):
     nothing_failed = evaluator(table(failed=jnp.zeros(36, bool)), GRID)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -187,6 +190,7 @@ def test_an_algorithm_of_ones_own(key):
         register("BQ-S", first_one)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "size", "says"),
     [
@@ -201,12 +205,14 @@ def test_unknown_names_are_refused(name, size, says):
         make(name, GRID, size, kernel=Polynomial(), config=CONFIG)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_without_predictions_there_is_no_ensemble(key):
     only_sums = table()._replace(log_probs=None)
     with pytest.raises(BQNESError, match="needs the log-probability of the true class"):
         make("Best single", GRID, 1)(key, evaluator(only_sums, GRID))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_table_of_another_space_is_refused():
     with pytest.raises(BQNESError, match=r"log_likelihoods has shape \(5,\)"):
         evaluator(Table(jnp.zeros(5), jnp.zeros(5)), GRID)

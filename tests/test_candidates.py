@@ -75,6 +75,7 @@ def run(precision):
     return lambda name, table=None: searches_of(name, precision)(keys, evaluate(table))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_every_built_in_strategy_is_tested():
     assert registry._CHOOSERS.built_in == NAMES
     assert set(NAMES) <= set(strategies())
@@ -236,6 +237,7 @@ def test_evolution_chooses_parents_that_do_well_together():
     assert {tuple(child) for child in children.tolist()} > {(0, 1), (3, 0)}
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_first_fresh_takes_what_is_new():
     history = empty_history(3, 2)._replace(
         archs=jnp.array([[1, 1], [2, 2], [3, 3]], jnp.int32), count=jnp.int32(2)
@@ -299,6 +301,7 @@ def test_a_strategy_of_ones_own():
         register("us", upwards)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_predictions_come_with_every_outcome_or_with_none(key):
     archs = GRID.sample(key, 2)
     state = State(empty_history(4, 2), None)
@@ -308,6 +311,7 @@ def test_predictions_come_with_every_outcome_or_with_none(key):
         tell(state, Outcome(archs, jnp.zeros(2)))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -323,6 +327,7 @@ def test_bad_configuration_is_refused(change, says):
         SearchConfig(**change)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_input_is_refused(key):
     with pytest.raises(BQNESError, match="strategy is 'guess'; allowed are 'random'"):
         make("guess", GRID)

@@ -122,6 +122,7 @@ def check_live(space, evaluate, table, labels, names, rows, **options):
         assert 1 <= ours.effective_size <= CONFIG.budget
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_what_cannot_be_compared_is_refused():
     digits = tables.load("digits")
     with pytest.raises(BQNESError, match="seeds is 0"):
@@ -169,6 +170,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_best_and_as_good_as_best():
     marks = [[cell.best for cell in cells] for cells in summarise(ROWS)]
     likelihood = [mark[2] for mark in marks]
@@ -181,6 +183,7 @@ def test_best_and_as_good_as_best():
     assert formats.written(summarise([one_seed])[0][0], 0) == "50.00"
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_how_it_is_written():
     read = list(csv.DictReader(io.StringIO(formats.as_csv(ROWS))))
     assert len(read) == 10 and read[2] == {

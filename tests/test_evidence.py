@@ -232,6 +232,7 @@ def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
     assert found.status == Status.OK
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("value", [0.1, 1e19, jnp.nan, -jnp.inf])
 def test_what_is_no_log_probability_is_refused_or_reported(value):
     given = jnp.zeros(3), jnp.array([-1.0, value, -2.0])
@@ -269,6 +270,7 @@ def test_log_posterior_leaves_out_what_failed():
     assert log_posterior(np.array([np.inf, 0.0])).tolist() == [-np.inf, 0.0]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -152,6 +152,7 @@ def test_a_length_scale_at_its_bound_is_reported():
     assert Status(int(posterior.status)) & Status.AT_BOUND
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_traced_nonsense_is_reported_not_silent():
     archs, targets = problem(150)
     posterior = jax.jit(
@@ -160,6 +161,7 @@ def test_traced_nonsense_is_reported_not_silent():
     assert Status(int(posterior.status)) & Status.INFEASIBLE
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_predicting_an_operation_that_does_not_exist_is_refused():
     archs, targets = problem(5)
     posterior = gp.condition(WL(NATS), archs, targets, HYPERPARAMETERS)
@@ -354,6 +356,7 @@ def test_fantasies_keep_the_mean_and_shrink_the_variance(tolerance):
     )
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -389,6 +392,7 @@ def test_bad_input_is_refused_before_anything_is_compiled(change, says, compilat
     assert compilations() == 0
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -402,6 +406,7 @@ def test_bad_configuration_is_refused(options, says):
         FitConfig(**options)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_configuration_and_posterior_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         FitConfig().kernel_steps = 3

@@ -52,6 +52,7 @@ def _histogram(iterations):
     return np.asarray(jnp.stack(counts) @ jnp.stack(counts).T)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_numbers_in_a_tuple_are_fixed_and_an_array_is_fitted():
     fixed, fitted = (WL(NATS, layer_weights=one) for one in ((1.0, 0.5), jnp.array([1.0, 0.5])))
     assert not jax.tree.leaves(fixed) and len(jax.tree.leaves(fitted)) == 1
@@ -76,6 +77,7 @@ def test_an_affine_kernel_is_a_cosine_of_coordinates(tolerance):
     np.testing.assert_allclose(kernel.diag(ARCHS), np.ones(len(x)), atol=tolerance(1e-5, 1e-12))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [

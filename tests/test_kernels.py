@@ -60,6 +60,7 @@ def test_gram_equals_grakels(key, iterations):
     np.testing.assert_allclose(hashed.gram(archs[:12]), expected[:12, :12], atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("iterations", "features", "vectors"), [(0, 5, 84), (1, 99, 4_914), (2, 2_515, 5_256)]
 )
@@ -72,6 +73,7 @@ def test_features_of_the_whole_space(iterations, features, vectors):
     np.testing.assert_allclose((psi**2).sum(1), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_vocabulary_does_not_collide_but_1024_buckets_do():
     words, layers = vocabulary(NATS, 1)
     assert len(words) == 99
@@ -92,6 +94,7 @@ def random_graph(rng, nodes, edges):
     )
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @given(st.integers(0, 2**31), st.integers(0, 3))
 def test_histograms_do_not_depend_on_the_order_of_nodes_and_edges(seed, iterations):
     rng, nodes, edges = np.random.default_rng(seed), 6, 9
@@ -117,6 +120,7 @@ def test_batched_and_padded_tuples_give_each_graph_its_own_features(tolerance):
     np.testing.assert_array_equal(together[:3], jnp.stack(alone))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_direction_of_edges_counts():
     """A label is refined by what comes after the node, not before it."""
     fork = {"nodes": np.array([0, 1, 2]), "n_node": np.array([3]), "n_edge": np.array([2])}
@@ -126,6 +130,7 @@ def test_direction_of_edges_counts():
     assert not (wl_histograms(out, 1) == wl_histograms(back, 1)).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_empty_graph_is_like_itself_only():
     empty = NATS.from_index(jnp.array([0, 1]))  # both have no path to the output
     others = NATS.from_index(jnp.array([9504, 15_001]))
@@ -193,6 +198,7 @@ def test_every_kernel_is_consistent(kernel, key, tolerance):
         np.testing.assert_allclose(gram, psi @ psi.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -261,12 +267,14 @@ def test_length_scales_may_be_as_small_as_numbers_are(kernel, precision):
             kernel(inner, scale)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("kernel", [Linear(), FeatureRBF(Linear())])
 def test_a_kernel_on_plain_rows_has_no_space(kernel):
     assert isinstance(kernel, Kernel)
     assert kernel.space is None
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_what_lacks_a_part_is_no_kernel():
     class Forgetful:
         finite, space = False, None

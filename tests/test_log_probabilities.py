@@ -56,6 +56,7 @@ def test_what_is_below_every_probability_counts():
     np.testing.assert_array_equal(gradient, [[0, 1], [1, 0], [1, 0]])
 
 
+@single
 def test_what_are_no_logarithms_is_refused():
     with pytest.raises(BQNESError, match=r"exp\(probabilities\)\[0\] sums to 2"):
         metrics.accuracy(jnp.zeros((1, 2)), np.array([0]), log=True)

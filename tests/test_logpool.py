@@ -242,6 +242,7 @@ def test_failures_and_padding_change_nothing(tolerance):
     np.testing.assert_allclose(found.weights, alone.weights, rtol=tolerance(1e-3, 1e-6))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_more_members_than_usable_candidates():
     log_probs, classes = problem(count=2)
     found = select("logpool", log_probs, 4, classes=classes)
@@ -337,6 +338,7 @@ def test_very_many_points_are_thinned_for_the_search_alone(monkeypatch, toleranc
     assert abs(thin.info.loss - whole.info.loss) < 0.05
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_thinning_sees_every_class(monkeypatch):
     """Labels come in turn; one candidate knows the first class only, the other all of them."""
     monkeypatch.setattr(logpool, "_ENOUGH", 40 * CLASSES)
@@ -351,6 +353,7 @@ def test_thinning_sees_every_class(monkeypatch):
 # The contract.
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -367,6 +370,7 @@ def test_bad_input_is_refused(change, message):
         select("logpool", log_probs, SIZE, **({"classes": classes} | change))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.usefixtures("own_names")
 def test_a_log_pool_of_ones_own():
     def first_two(candidates, size):
@@ -381,6 +385,7 @@ def test_a_log_pool_of_ones_own():
         register("third", first_two, pool="sum")
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_other_data_do_not_compile_again(compilations):
     first, second = problem(0), problem(1)
     select("logpool", first[0], SIZE, classes=first[1])

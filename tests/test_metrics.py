@@ -143,6 +143,7 @@ def test_one_zero_probability_among_many_is_minus_infinity_not_nan():
     assert metrics.log_likelihood(probabilities, labels) == -np.inf
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_ties_go_to_the_first_class():
     probabilities = np.full((4, 4), 0.25)
     assert metrics.accuracy(probabilities, np.arange(4)) == 0.25
@@ -206,6 +207,7 @@ def test_compiled_mapped_and_eager_agree(metric, precision, compilations):
     assert compilations() == 0
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_per_member_passes_options_on():
     members, labels = draw(6, 20, 4, members=(3,))
     mapped = metrics.per_member(metrics.ece, members, labels, bins=3, reference="centre")
@@ -229,6 +231,7 @@ def test_half_precision_is_computed_in_single():
     np.testing.assert_allclose(value, np.log(0.5) + np.log(0.75), rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_small_unsigned_labels_with_many_classes():
     probabilities = np.full((2, 300), 1 / 300)
     labels = np.array([0, 255], dtype=np.uint8)
@@ -245,6 +248,7 @@ BAD_PROBABILITIES = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("metric", CLASSIFICATION)
 def test_bad_probabilities_are_refused_or_nan(metric):
     labels = np.array([0, 1])
@@ -258,6 +262,7 @@ def test_bad_probabilities_are_refused_or_nan(metric):
             metrics.per_member(metric, np.array([probabilities]), labels)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("metric", SCALAR)
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_out_of_range_are_refused_or_nan(metric, label):
@@ -267,6 +272,7 @@ def test_labels_out_of_range_are_refused_or_nan(metric, label):
     assert np.isnan(jax.jit(metric)(probabilities, labels))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("metric", CLASSIFICATION)
 def test_wrong_shapes_and_types_are_refused(metric):
     good, labels = np.full((3, 2), 0.5), np.zeros(3, int)
@@ -287,6 +293,7 @@ def test_wrong_shapes_and_types_are_refused(metric):
             metrics.per_member(metric, np.full(shape, 0.5), labels)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_unknown_options_are_refused():
     probabilities, labels = np.full((3, 2), 0.5), np.zeros(3, int)
     with pytest.raises(BQNESError, match="bins is 0"):
@@ -326,6 +333,7 @@ def test_disagreement_of_identical_and_of_opposed_members():
     assert result.per_member.tolist() == [0.5, 0.5, 1]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_disagreement_with_a_failed_member_is_refused_or_nan():
     members = np.array([np.eye(2), np.eye(2), np.full((2, 2), np.nan)])
     with pytest.raises(BQNESError, match=r"member_probabilities\[2, 0, 0\] holds nan"):
@@ -371,6 +379,7 @@ def test_rmse_of_perfect_predictions_has_a_gradient():
     np.testing.assert_allclose(gradient, errors / (2 * np.sqrt(12.5)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_surrogate_errors_refuse_bad_input():
     good = np.ones(3)
     for call, message in [

@@ -137,6 +137,7 @@ def test_intervals_cover_as_often_as_they_say(key):
     assert one.low == one.high == one.estimate
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_options_are_refused(key):
     probabilities, labels = draw()
     with pytest.raises(BQNESError, match="bins is 0"):

@@ -42,6 +42,7 @@ def reference_graph(arch):
         edges = kept
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_whole_space():
     archs = enumerate_space(NATS)
     assert NATS.size == 15_625 == len(archs) == len(np.unique(archs, axis=0))
@@ -61,6 +62,7 @@ def test_strings_round_trip_over_the_whole_space():
     assert (np.stack([np.asarray(NATS.from_string(text)) for text in texts]) == archs).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_string_is_nas_bench_201s():
     text = "|nor_conv_3x3~0|+|none~0|skip_connect~1|+|nor_conv_1x1~0|none~1|avg_pool_3x3~2|"
     arch = NATS.from_string(text)
@@ -84,6 +86,7 @@ def test_graphs_equal_the_reference_over_the_whole_space():
         assert (graphs.senders[i][n_edge:] == graphs.n_node[i, 0]).all()  # padding joins padding
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("text", "labels"),
     [
@@ -103,6 +106,7 @@ def test_chains_of_skips_survive_contraction(text, labels):
     assert list(pairs) == [(i, i + 1) for i in range(len(labels) - 1)]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_mutation_changes_one_edge_to_each_other_operation_equally_often(key):
     arch = jnp.array([0, 1, 2, 3, 4, 0], jnp.int32)
     mutants = jax.vmap(NATS.mutate, (0, None))(jax.random.split(key, 24_000), arch)
@@ -112,6 +116,7 @@ def test_mutation_changes_one_edge_to_each_other_operation_equally_often(key):
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_sampling_is_uniform(key):
     draws = NATS.sample(key, 20_000)
     counts = jax.nn.one_hot(draws, 5).sum(0)
@@ -120,12 +125,14 @@ def test_sampling_is_uniform(key):
     assert NATS.sample(key, 0).shape == (0, 6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_coordinates_are_one_hot():
     coordinates = NATS.coordinates(jnp.array([[0, 1, 2, 3, 4, 0]]))
     assert coordinates.shape == (1, 30)
     assert np.flatnonzero(coordinates[0]).tolist() == [0, 6, 12, 18, 24, 25]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_protocols():
     for protocol in (Space, EnumerableSpace, GraphSpace, CoordinateSpace):
         assert isinstance(NATS, protocol)
@@ -134,6 +141,7 @@ def test_protocols():
     assert hash(NATS) == hash(type(NATS)())
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -148,6 +156,7 @@ def test_malformed_strings_are_refused(text, says):
         NATS.from_string(text)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("arch", "says"),
     [
@@ -163,12 +172,14 @@ def test_what_is_not_an_architecture_is_refused(function, arch, says):
         function(arch)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("index", [-1, 15_625])
 def test_index_out_of_range_is_refused(index):
     with pytest.raises(BQNESError, match=f"index {index} "):
         NATS.from_index(index)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("function", [NATS.graph, NATS.to_string])
 def test_one_architecture_is_asked_for(function, key):
     batch = NATS.sample(key, 2)
@@ -180,6 +191,7 @@ def test_one_architecture_is_asked_for(function, key):
         NATS.from_index(1.5)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_space_that_cannot_be_listed_says_so():
     class Endless(type(NATS)):
         size = None
@@ -188,5 +200,6 @@ def test_a_space_that_cannot_be_listed_says_so():
         enumerate_space(Endless())
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_operations_are_in_the_benchmarks_order():
     assert OPERATIONS == ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")

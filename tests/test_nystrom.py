@@ -128,6 +128,7 @@ def test_more_landmarks_than_points(tolerance):
     np.testing.assert_allclose(found.weights, [0.5, 0.3, 0.2], rtol=tolerance(1e-6, 1e-12))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_no_landmarks():
     gram, weights = draw(7)
     landmarks = choose_landmarks(gram, weights, 0)
@@ -146,6 +147,7 @@ def test_recombination_keeps_the_kernel_mean(tolerance):
     )
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nan_under_tracing_reaches_the_status():
     gram, weights = draw(9)
 
@@ -172,6 +174,7 @@ def test_eager_compiled_and_batched_agree(tolerance):
     np.testing.assert_allclose(abs(mapped), abs(functions), atol=tolerance(1e-4, 1e-11))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     "call, message",
     [

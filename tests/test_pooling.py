@@ -178,6 +178,7 @@ def test_the_sum_of_the_weights_is_a_temperature(tolerance):
         np.testing.assert_allclose(sharper, expected, rtol=tolerance(1e-4, 1e-10), atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_weights_in_log_space_are_refused_or_nan():
     members = np.full((3, 2, 2), 0.5)
     for weights in ([0.5, np.nan, 0.5], [0.7, 0.7, -0.4], [1.0, np.inf, 0.0], [0.0, 0.0, 0.0]):
@@ -250,6 +251,7 @@ def test_type_is_the_wider_one(precision):
     assert ensemble_probabilities(np.full(4, 0.25, np.float16), half).dtype == "float32"
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("function", [ensemble_probabilities, ensemble_log_probabilities])
 def test_bad_weights_are_refused_or_nan(function):
     members = np.full((3, 2, 2), 0.5)
@@ -267,6 +269,7 @@ def test_bad_weights_are_refused_or_nan(function):
         assert np.isnan(jax.jit(function)(np.array(weights), members)).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_members_are_refused():
     weights, good = np.array([0.5, 0.5, 0.0]), np.full((3, 2, 2), 0.5)
     for value, message in [
@@ -286,6 +289,7 @@ def test_bad_members_are_refused():
     np.testing.assert_array_equal(np.isnan(compiled), [[False, True], [True, False]])
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("function", [ensemble_probabilities, ensemble_log_probabilities])
 def test_wrong_shapes_and_pools_are_refused(function):
     weights, members = np.array([0.5, 0.5]), np.full((2, 3, 2), 0.5)
@@ -301,6 +305,7 @@ def test_wrong_shapes_and_pools_are_refused(function):
         function(weights, members, pool="logit")
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("pool", POOLS)
 def test_no_points_give_no_predictions(pool):
     weights, members = np.array([0.5, 0.5]), np.full((2, 0, 3), 0.5)

@@ -183,6 +183,7 @@ def test_bfloat16_trains_and_the_weights_that_are_kept_predict_the_same(key):
     close(log_probs, trained.test_log_probs[:, 0], 2e-2)  # other batches round otherwise
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_augmentation_flips_and_shifts(key):
     images = jnp.arange(1, 1 + 64 * 16, dtype=jnp.int32).reshape(64, 4, 4, 1)
     out = np.asarray(augment(key, images, AugmentConfig(padding=1)))

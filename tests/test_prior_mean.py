@@ -158,6 +158,7 @@ def test_every_warp_falls_back_to_the_level(warp, tolerance):
     )
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_an_unknown_mean_is_refused():
     with pytest.raises(BQNESError, match="mean is 'linear'"):
         FitConfig(mean="linear")

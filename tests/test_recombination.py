@@ -241,6 +241,7 @@ INVALID = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("how", INVALID)
 def test_invalid_input_is_refused(how, problem):
     with pytest.raises(BQNESError, match=r"(weights|functions).* (holds|sums)"):
@@ -255,6 +256,7 @@ def assert_reported(found):
     assert ((found.indices >= 0) & (found.indices < POINTS)).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_invalid_input_is_reported_by_compiled_code(problem):
     rows = [invalid(*problem) for invalid in INVALID.values()]
     rows += [problem] * (BATCH - len(rows))
@@ -277,6 +279,7 @@ def test_functions_beyond_the_number_range_are_reported(problem):
     assert_reported(recombine(functions.at[0, 0].set(largest).at[1, 0].set(-largest), weights))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     "functions, weights, message",
     [
@@ -302,6 +305,7 @@ def test_one_by_one_equals_batched(tolerance):
         assert alone.status == found.status[n]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_other_data_do_not_compile_again(problem, compilations):
     functions, weights = problem
     other = functions[::-1] * 2, weights[::-1]

@@ -137,6 +137,7 @@ def test_both_work_under_jit_and_vmap(tolerance):
         np.testing.assert_allclose(together, each, rtol=tolerance(1e-4, 1e-12))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -172,15 +173,18 @@ def test_a_search_says_its_temperature_and_what_the_posterior_is_worth(driver, t
         np.testing.assert_allclose(worth, expected, rtol=tolerance(1e-3, 1e-10))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_without_predictions_the_published_temperature_stays():
     np.testing.assert_array_equal(searched(predictions=False).trace.temperature, 128)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_number_of_observations_and_a_number_decide():
     np.testing.assert_allclose(searched(observations=5.0).trace.temperature, 4, rtol=1e-6)
     np.testing.assert_allclose(searched(temperature=9.0).trace.temperature, 9, rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_auto_chooses_on_the_first_architectures_and_stays():
     history, trace = searched(temperature="auto", effective=0.5)
     expected = choose_temperature(history.log_likelihoods[:4], effective=0.5)
@@ -188,12 +192,14 @@ def test_auto_chooses_on_the_first_architectures_and_stays():
     np.testing.assert_allclose(trace.effective_size[0], 2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_auto_falls_back_on_the_number_of_points():
     """A first architecture alone, or first ones that all failed, say nothing of a spread."""
     found = searched(temperature="auto", initial=1).trace.temperature
     np.testing.assert_allclose(found, POINTS / OBSERVATIONS, rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("temperature", [None, 3.0, "auto"])
 def test_both_drivers_resolve_the_same_temperature(temperature):
     here, there = (searched(temperature=temperature, driver=one) for one in (scan, loop))
@@ -201,6 +207,7 @@ def test_both_drivers_resolve_the_same_temperature(temperature):
     np.testing.assert_array_equal(here.history.archs, there.history.archs)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_temperature_decides_what_is_searched():
     warm, cold = (searched(temperature=one).history.archs for one in (1e3, 0.2))
     np.testing.assert_array_equal(warm[:4], cold[:4])
@@ -239,6 +246,7 @@ def test_recombination_uses_the_temperature_of_the_search(temperature, tolerance
     np.testing.assert_allclose(result.weights, expected.weights, atol=tolerance(1e-4, 1e-9))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_select_counts_points_unless_a_temperature_is_given():
     log_probs = table().log_probs
     kernel = RBF(GRID, 0.4).gram(GRID.from_index(jnp.arange(GRID.size)))
@@ -249,6 +257,7 @@ def test_select_counts_points_unless_a_temperature_is_given():
     assert (pick(temperature=1e6).weights != same.weights).any()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("temperature", [None, 2.0, "auto"])
 def test_the_variational_distribution_uses_it_too(temperature, monkeypatch):
     seen = []
@@ -268,6 +277,7 @@ def test_the_variational_distribution_uses_it_too(temperature, monkeypatch):
     np.testing.assert_allclose(seen[0], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_searches_with_auto_can_be_repeated_over_keys():
     config = SearchConfig(**SEARCH, temperature="auto", effective=0.5)
     strategy = candidates.make("us", GRID, kernel=RBF(GRID, 0.4), config=config)
@@ -279,6 +289,7 @@ def test_searches_with_auto_can_be_repeated_over_keys():
     np.testing.assert_allclose(found.trace.effective_size[:, 0], 2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_outcomes_with_and_without_points_resolve_alike_in_ask_and_tell():
     config = SearchConfig(**SEARCH)
     strategy = candidates.make("us", GRID, kernel=RBF(GRID, 0.4), config=config)
@@ -289,6 +300,7 @@ def test_outcomes_with_and_without_points_resolve_alike_in_ask_and_tell():
     np.testing.assert_allclose(info.temperature, 78 / OBSERVATIONS, rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(("preset", "temperature"), [("tiny", None), ("paper", 128.0)])
 def test_a_comparison_has_the_temperature_of_its_preset(preset, temperature, monkeypatch):
     seen = []
@@ -300,11 +312,13 @@ def test_a_comparison_has_the_temperature_of_its_preset(preset, temperature, mon
 # ── in configs ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_paper_keeps_its_temperature():
     assert preset_config("paper").search.temperature == 128
     assert preset_config("tiny").search.temperature is None
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("change", [{"temperature": 3}, {"observations": 9}, {"effective": 0.5}])
 def test_what_decides_the_temperature_decides_who_a_run_is(change):
     plain = preset_config()
@@ -313,6 +327,7 @@ def test_what_decides_the_temperature_decides_who_a_run_is(change):
     assert plain.identity() != other.identity()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("value", [64, 0.5, "auto", None])
 def test_a_file_may_say_any_of_them(value):
     assert updated(SearchConfig(), {"temperature": value}).temperature == value

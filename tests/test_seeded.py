@@ -160,6 +160,7 @@ def searched(name, precision, budget=CONFIG.budget, **fit):
     return strategy, config, run(jax.random.key(3), evaluator(table(), SPACE))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", candidates.strategies())
 def test_both_drivers_choose_the_same_candidates(name, precision):
     strategy, config, found = searched(name, precision)
@@ -188,6 +189,7 @@ def test_a_space_that_cannot_be_listed_is_searched(name):
         assert sorted(found.history.archs[best, -1].tolist()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(precision):
     """Never only for them: each makes the next one less uncertain."""
     replicates = []
@@ -203,6 +205,7 @@ def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(pr
     assert exact < noisy < 27, "of 40, which are 14 architectures at least"
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_with_one_seed_a_search_is_what_it_was():
     once, config = SPACE.first, CONFIG
     values = table()
@@ -221,6 +224,7 @@ def test_with_one_seed_a_search_is_what_it_was():
         assert not found[0].archs[:, -1].any()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("method", methods())
 def test_several_seeds_of_one_architecture_may_be_members(method):
     """Replicates are exactly alike to the kernel; two that err elsewhere are the best pair."""
@@ -252,6 +256,7 @@ def ensembles(name, size, precision):
     return run(jax.random.split(jax.random.key(0), 3), evaluator(table(), SPACE))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precision):
     found = ensembles("Deep ensemble", size, precision)
@@ -266,6 +271,7 @@ def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precisi
         np.testing.assert_array_equal(history[first][likelihoods.argmax(), :-1], archs[0, :-1])
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bq_w_is_stacking_of_all_replicates(precision):
     found = ensembles("BQ-W", 3, precision)
     np.testing.assert_allclose(found.weights.sum(axis=1), 1, rtol=1e-5)

@@ -56,6 +56,7 @@ def assert_same(one, other, tolerance):
     assert one.info.status == other.info.status
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_names():
     assert set(BUILT_IN) == {
         "beam", "stack", "restack", "recombine", "quadrature", "top", "corrective", "caruana"
@@ -110,6 +111,7 @@ def test_padding_and_failures_change_nothing(name, tolerance):
     assert_same(failed, masked, tolerance)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_usable_candidates(name):
     log_probs, kernel = problem()
@@ -124,6 +126,7 @@ def test_more_members_than_usable_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_candidates(name):
     log_probs, kernel = problem(count=2)
@@ -132,6 +135,7 @@ def test_more_members_than_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_one_member(name):
     log_probs, kernel = problem()
@@ -171,6 +175,7 @@ def test_identical_candidates(name, tolerance):
     assert found.info.status == Status.OK
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_compiles_once(name, compilations):
     first, second = problem(0), problem(1)
@@ -378,6 +383,7 @@ def test_corrective_with_room_for_all_is_stacking(tolerance):
 # The registry.
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.usefixtures("own_names")
 def test_a_method_of_ones_own():
     def careless(candidates, size):
@@ -394,6 +400,7 @@ def test_a_method_of_ones_own():
         register("beam", careless)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

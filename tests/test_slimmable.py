@@ -130,6 +130,7 @@ def test_distance_is_the_number_of_mutations_between():
         assert between[i].tolist() == [found[arch] for arch in archs]
 
 
+@single
 @given(arrays(np.int32, 28, elements=st.integers(-3, 7)))
 def test_repair_gives_the_canonical_form_and_keeps_it(arch):
     repaired = SLIMMABLE.repair(arch)
@@ -149,6 +150,7 @@ def test_repair_is_the_identity_on_canonical_ones(key):
     assert SMALL.is_canonical(SMALL.mutate(key, broken))
 
 
+@single
 @given(st.integers(0, 2**32 - 1))
 def test_strings_round_trip(seed):
     arch = SLIMMABLE.sample(jax.random.key(seed), 1)[0]

@@ -223,6 +223,7 @@ def test_vmap_is_row_by_row(tolerance):
     assert together.loss[2] == np.inf and not np.isnan(together.gap[2])
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_compiles_once(compilations):
     first, second = realistic(0, 20, 200), realistic(1, 20, 200)
     stacking_weights(first)
@@ -237,6 +238,7 @@ def test_type_follows_the_input(precision):
     assert stacking_weights(np.zeros((20, 200), int)).weights.dtype == precision
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nothing_usable():
     with pytest.raises(BQNESError, match="no usable row among 3"):
         stacking_weights(np.full((3, 4), np.nan))
@@ -244,6 +246,7 @@ def test_nothing_usable():
         stacking_weights(np.zeros((3, 4)), mask=np.zeros(3, bool))
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

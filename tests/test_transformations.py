@@ -288,6 +288,7 @@ NOT_NUMERICAL = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("module", [kernels, quadrature, selection, metrics, pooling])
 def test_no_public_function_is_left_out(module):
     names = getattr(module, "__all__", None) or [

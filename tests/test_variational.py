@@ -92,6 +92,7 @@ def test_one_particle_climbs():
     np.testing.assert_allclose(stein_direction(jnp.zeros((1, 2)), score, -0.5), score)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_draws_follow_the_distribution_and_its_options(key):
     space = Ragged()
     log_q = jnp.log(jnp.array([[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 0.5, 0.5]]))
@@ -109,6 +110,7 @@ def test_draws_follow_the_distribution_and_its_options(key):
     assert different(apart) > different(together)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_draws_from_a_part_of_a_space_are_in_it(key):
     part = Subset(NATS, tuple(range(5, 15_625, 7)))
     distribution = MeanField(jnp.log(jnp.full((6, 5), 0.2)), jnp.asarray(0.0))
@@ -120,6 +122,7 @@ def test_draws_from_a_part_of_a_space_are_in_it(key):
     np.testing.assert_array_equal(drawn[there], whole[there])
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_input_is_refused(key):
     with pytest.raises(BQNESError, match="log_likelihoods has shape"):
         fit_mean_field(GRID, ARCHS[:4], jnp.zeros(3), 0.0)

@@ -168,6 +168,7 @@ def test_prediction_follows_the_likelihood():
     np.testing.assert_allclose(model.predict(archs).mean, truth, atol=0.06)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("make", "says"),
     [
