@@ -1,11 +1,8 @@
-"""The command line as a person uses it: a small run in processes of its own, and what follows."""
+"""The command line as a person uses it: a small run, stopped as a process, and what follows."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -17,6 +14,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run, load_data
 from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies import robustness
+from tests.commands import call, finish, start
 from tests.conftest import KEEP_NOTHING
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -37,26 +35,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def start(folder, *arguments, **environment):
-    """Start a command; a variable that is None is left out."""
-    variables = {k: v for k, v in (os.environ | environment).items() if v is not None}
-    code = "import sys; from bqnes_jax.cli import main; sys.exit(main())"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def call(folder, *arguments, **environment):
-    process = start(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=600)
-    return process.returncode, out, err
-
-
 def home(folder):
     """Return an environment in which programs are kept where users have theirs."""
     return {"JAX_COMPILATION_CACHE_DIR": None, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -64,7 +42,8 @@ def home(folder):
 
 @pytest.fixture(scope="module")
 def finished(folder):
-    code, out, err = call(folder, "run", "--config", "small.yaml", "--out", "run", **home(folder))
+    """Return what a run prints here; that of a process is compared with it below."""
+    code, out, err = call(folder, "run", "--config", "small.yaml", "--out", "run")
     assert code == 0, err
     return out, err
 
@@ -78,7 +57,6 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     run = Run.load(folder / "run")
     assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
     assert run.versions["bqnes-jax"] == "0.1.0"
-    assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
 
 
 def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
@@ -108,10 +86,11 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
         == 0
     )
     np.testing.assert_allclose(np.load(folder / "p.npy"), predicted[:7], atol=1e-6)
-    code, out, _ = call(folder, "predict", "run", "--input", "x.npy")
+    code, out, err = finish(start(folder, "predict", "run", "--input", "x.npy", **home(folder)))
+    assert code == 0, err
     printed = np.genfromtxt(out.splitlines(), delimiter=",", skip_header=1)
-    assert code == 0
     np.testing.assert_allclose(printed, predicted[:7], atol=1e-6)
+    assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
 
 
 @pytest.mark.parametrize(
@@ -210,16 +189,16 @@ def test_ctrl_c_stops_and_the_same_command_goes_on_to_the_same_result(folder, fi
             time.sleep(0.02)
         done = (folder / name / "report.html").exists()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        code, _, err = finish(process, timeout=60)
         if not done:
             break
-    assert process.returncode == 130
+    assert code == 130
     assert f"Stopped. What was trained is in {name}; the same command goes on" in err
     assert "Traceback" not in err
     stored = len(list(entries.glob("*.bqe")))
     assert 0 < stored < 8
 
-    code, out, err = call(folder, *command)
+    code, out, err = finish(start(folder, *command))
     assert code == 0, err
     assert out.replace(name, "run") == finished[0]
     a, b = (Run.load(folder / which).record for which in (name, "run"))

@@ -1,8 +1,9 @@
 """A space, networks and data of one's own go through everything that the built-in ones have.
 
-Commands are real processes, so that they can be killed.
+The run that is killed is a process of its own; the other commands share the programs of this one.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -22,44 +23,36 @@ from bqnes_jax.report import write_report
 from bqnes_jax.spaces import Product
 from bqnes_jax.types import Status
 from tests import mlp
+from tests.commands import call, start
 from tests.conftest import KEEP_NOTHING
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
-BQNES = [sys.executable, "-c", "import sys; from bqnes_jax.cli import main; sys.exit(main())"]
 # With bounds so narrow the noise sits at one of them, whatever is found.
 BOUNDS = ["--fit.noise-bounds", "0.097", "0.1"]
 SEARCH = ["--initial", "4", "--batch", "2", "--ensemble-size", "2", *BOUNDS]
 
 
+class House:
+    """A folder with data, and a family; commands are given there."""
+
+    def __init__(self, folder, family):
+        self.folder, self.family = folder, f"tests.mlp:{family}"
+        mlp.write_cancer(folder / "my.npz")
+        np.save(folder / "new.npy", mlp.cancer().test.inputs[:4])
+        self.call = functools.partial(call, folder)
+
+    def done(self, *arguments):
+        """Return what a command prints that has to succeed."""
+        code, out, err = self.call(*arguments)
+        assert code == 0, err
+        return out, err
+
+
 @pytest.fixture(scope="module", params=["family", "flax_family"])
 def house(request, tmp_path_factory):
-    """Return a function that gives a command in a folder with the data; it has both, and a family.
-
-    The family is made by `from_functions`, or by `from_flax`.
-    """
-    folder = tmp_path_factory.mktemp(request.param)
-    mlp.write_cancer(folder / "my.npz")
-    np.save(folder / "new.npy", mlp.cancer().test.inputs[:4])
-
-    def bqnes(*arguments, **environment):
-        return subprocess.Popen(
-            [*BQNES, *map(str, arguments)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    bqnes.folder, bqnes.family = folder, f"tests.mlp:{request.param}"
-    return bqnes
-
-
-def done(process):
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    return out, err
+    """Return a folder of commands; its family is made by `from_functions`, or by `from_flax`."""
+    return House(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def task_of(house):
@@ -73,7 +66,7 @@ def run_command(house, out, budget=8):
 @pytest.fixture(scope="module")
 def finished(house):
     """Return what a run of 8 candidates printed; it is in the folder `whole`."""
-    return done(house(*run_command(house, "whole")))
+    return house.done(*run_command(house, "whole"))
 
 
 def ensemble_of(folder):
@@ -87,7 +80,7 @@ def entries_in(folder):
 
 def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     out = house.folder / "killed"
-    process = house(*run_command(house, "killed"), **KEEP_NOTHING)
+    process = start(house.folder, *run_command(house, "killed"), **KEEP_NOTHING)
     for _ in range(3000):
         if out.exists() and len(entries_in(out)) >= 3:
             break
@@ -97,7 +90,7 @@ def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     kept = entries_in(out)
     assert 3 <= len(kept) < 8 and not (out / "search.npz").exists()
     times = {name: (out / "store" / "entries" / name).stat().st_mtime_ns for name in kept}
-    done(house(*run_command(house, "killed")))
+    house.done(*run_command(house, "killed"))
     assert ensemble_of(out) == ensemble_of(house.folder / "whole")
     assert entries_in(out) == entries_in(house.folder / "whole")
     for name, before in times.items():
@@ -108,13 +101,13 @@ def test_a_run_grows(house, finished, monkeypatch):
     whole, grown = house.folder / "whole", house.folder / "grown"
     shutil.copytree(whole, grown)
     before, first = set(entries_in(whole)), np.load(whole / "search.npz")
-    out, _ = done(house(*run_command(house, "grown", budget=12)))
+    out, _ = house.done(*run_command(house, "grown", budget=12))
     assert "12 candidates by BQ-S" in out
     assert before < set(entries_in(grown)) and len(entries_in(grown)) == 12
     after = np.load(grown / "search.npz")
     np.testing.assert_array_equal(after["archs"][:8], first["archs"])
     assert after["counts"].tolist() == [4, 6, 8, 10, 12]
-    out, _ = done(house(*run_command(house, "grown", budget=8), "--algorithm", "us+beam"))
+    out, _ = house.done(*run_command(house, "grown", budget=8), "--algorithm", "us+beam")
     assert "12 candidates by us+beam" in out, "a run never becomes shorter"
     assert (
         len(entries_in(grown)) == 12
@@ -124,10 +117,10 @@ def test_a_run_grows(house, finished, monkeypatch):
     monkeypatch.chdir(house.folder)
     bqnes_jax.search(config, family=family_of(house), out=grown)
     assert load(house, "grown").config.family == house.family, "who it is stays"
-    refused = house("report", "grown")
-    assert f"--family {house.family}" in refused.communicate()[1] and refused.returncode == 1
-    refused = house(*run_command(house, "grown"), "--seed", 1)
-    assert "has seed = 0, not 1" in refused.communicate()[1] and refused.returncode == 1
+    code, _, err = house.call("report", "grown")
+    assert f"--family {house.family}" in err and code == 1
+    code, _, err = house.call(*run_command(house, "grown"), "--seed", 1)
+    assert "has seed = 0, not 1" in err and code == 1
 
 
 def of_family(house):
@@ -144,16 +137,16 @@ def family_of(house):
 
 def test_other_commands_are_told_the_family(house, finished):
     assert "depth=" in finished[0] and "8 candidates by BQ-S" in finished[0]
-    out, _ = done(house("reselect", "whole", "--method", "top", "--size", 2, *of_family(house)))
+    out, _ = house.done("reselect", "whole", "--method", "top", "--size", 2, *of_family(house))
     assert out.count("depth=") == 2
-    out, _ = done(house("predict", "whole", "--input", "new.npy", *of_family(house)))
+    out, _ = house.done("predict", "whole", "--input", "new.npy", *of_family(house))
     rows = np.loadtxt(out.splitlines()[1:], delimiter=",")
     run = load(house, "whole")
     ensemble = run.saved_ensemble()
     np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-4)
     same = from_split(run)
     np.testing.assert_allclose(ensemble.predict(same), np.exp(ensemble.test_log_probs), atol=2e-3)
-    done(house("report", "whole", *of_family(house)))
+    house.done("report", "whole", *of_family(house))
     page = (house.folder / "whole" / "report.html").read_text()
     assert "mlp (product)" in page and "activation" in page
 
@@ -171,7 +164,7 @@ def test_algorithms_are_compared_live(house, finished):
     task = task_of(house)
     search = ["--initial", 3, "--budget", 5, "--batch", 2]
     more = ["--algorithms", "Random", "BQ-S", "--seeds", 2, "--sizes", 2]
-    out, _ = done(house("compare", "--live", *task, *search, *more))
+    out, _ = house.done("compare", "--live", *task, *search, *more)
     assert "mean ± standard error over 2 seeds" in out
     folder = house.folder / "runs" / f"compare-{house.family.replace(':', '-')}-my"
     assert (folder / "comparison.csv").read_text().count("BQ-S") == 2
@@ -193,20 +186,20 @@ def test_from_python(family, tmp_path):
     result = bqnes_jax.search(
         family=family,
         data=data,
-        budget=5,
-        initial=3,
+        budget=8,  # as in the run above, with most of its programs
+        initial=4,
         batch=2,
         ensemble_size=2,
         out=tmp_path / "mine",
         progress=lambda *said: seen.append(said),
     )
-    assert seen[-1] == (5, 5, "training")
+    assert seen[-1] == (8, 8, "training")
     ensemble = result.ensemble(size=2)
     assert ensemble.metrics.accuracy > 0.85
     predicted = ensemble.predict(data.test.inputs)
     np.testing.assert_allclose(predicted, np.exp(ensemble.test_log_probs), atol=3e-3)
     page = write_report(result).read_text()
-    assert "bqnes_jax.search(family=family, data=data, budget=5, …)" in page
+    assert "bqnes_jax.search(family=family, data=data, budget=8, …)" in page
     again = bqnes_jax.Run.load(tmp_path / "mine", family=family)
     assert again.ensemble(size=2).texts == ensemble.texts
     with pytest.raises(BQNESError, match=r"is of the family .*Run\.load\(directory, family="):
@@ -311,6 +304,7 @@ from bqnes_jax.data import from_arrays
 from bqnes_jax.families import from_flax, from_functions
 from bqnes_jax.spaces import NATS
 from tests import mlp
+from tests.commands import call, start
 data, family = mlp.cancer(), mlp.family
 x, y = data.train
 for call in {list(BAD)}:
@@ -329,5 +323,5 @@ for call in {list(BAD)}:
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert process.returncode == 0, process.stderr
-    for (call, says), said in zip(BAD.items(), process.stdout.splitlines(), strict=True):
-        assert says in said, call
+    for (typed, says), said in zip(BAD.items(), process.stdout.splitlines(), strict=True):
+        assert says in said, typed
