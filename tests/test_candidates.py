@@ -24,6 +24,7 @@ from bqnes_jax.types import Status
 from tests.toy import GRID, Endless, Polynomial
 
 NAMES = ("random", "evolution", "ei", "us", "posterior", "replicate")
+NUMERICAL = ("ei", "us", "posterior")  # what they choose depends on numbers of the surrogate
 KERNEL = Polynomial()
 INITIAL, BUDGET, BATCH = 6, 36, 4
 CONFIG = SearchConfig(
@@ -56,6 +57,14 @@ def evaluate(log_likelihoods=None):
     return evaluator(Table(table, jnp.zeros(36)), GRID)
 
 
+# Each is a program of seconds; in float64 test_drivers has the others, too.
+each_strategy = pytest.mark.parametrize(
+    ("name", "precision"),
+    [(name, "float32") for name in NAMES] + [(name, "float64") for name in NUMERICAL],
+    indirect=["precision"],
+)
+
+
 @functools.cache
 def strategy_of(name, precision):
     del precision  # only to compile once for each
@@ -81,7 +90,7 @@ def test_every_built_in_strategy_is_tested():
     assert set(NAMES) <= set(strategies())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_strategy
 def test_a_search_spends_its_budget_on_different_architectures(name, run):
     """On all of this small space, 4 at a time, however little is left to choose from."""
     histories, traces = run(name)
@@ -108,7 +117,7 @@ def test_a_search_spends_its_budget_on_different_architectures(name, run):
     assert (histories.archs[0] != histories.archs[1]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_strategy
 def test_mapped_over_seeds_is_a_loop_on_the_host(name, run, precision):
     """The compiled search of several seeds, and `init` and `step` called for each in Python."""
     histories, _ = run(name)
@@ -124,13 +133,14 @@ def test_mapped_over_seeds_is_a_loop_on_the_host(name, run, precision):
         np.testing.assert_array_equal(state.history.archs[:14], histories.archs[seed, :14])
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_all_strategies_see_the_same_first_architectures(run):
     first = [run(name)[0].archs[:, :INITIAL] for name in NAMES]
     for other in first[1:]:
         np.testing.assert_array_equal(first[0], other)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_strategy
 def test_failed_evaluations_are_recorded_and_not_repeated(name, run):
     broken = jnp.where(jnp.arange(36) % 2 == 0, jnp.nan, likelihoods())
     histories, traces = run(name, broken)
@@ -141,7 +151,7 @@ def test_failed_evaluations_are_recorded_and_not_repeated(name, run):
     assert jnp.isfinite(traces.evidence.log_evidence).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_strategy
 def test_nothing_but_failures(name, run):
     histories, traces = run(name, jnp.full_like(likelihoods(), jnp.nan))
     assert all(len(set(row)) == 36 for row in GRID.index(histories.archs).tolist())
@@ -150,10 +160,10 @@ def test_nothing_but_failures(name, run):
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_space_that_cannot_be_listed(name):
+def test_a_space_that_cannot_be_listed():
+    """With a finite kernel; test_drivers and test_seeded search such spaces by each strategy."""
     config = dataclasses.replace(CONFIG, budget=16)
-    strategy = make(name, ENDLESS, kernel=Polynomial(ENDLESS), config=config)
+    strategy = make("us", ENDLESS, kernel=Polynomial(ENDLESS), config=config)
     run = jax.jit(functools.partial(scan, strategy, config, evaluate=Partial(look_up)))
     history, trace = run(jax.random.key(0))
     assert len({tuple(arch) for arch in history.archs.tolist()}) == 16
@@ -192,7 +202,7 @@ def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, 
 def test_draws_from_the_believed_posterior_estimate_the_evidence_without_bias(precision):
     keys = jax.random.split(jax.random.key(0), 400)
     histories, _ = searches_of("posterior", precision)(keys, evaluate())
-    estimate = jax.vmap(functools.partial(drawn_evidence, size=36, temperature=1.0))
+    estimate = jax.jit(jax.vmap(functools.partial(drawn_evidence, size=36, temperature=1.0)))
     evidence = estimate(histories.log_likelihoods[:, :14], histories.scores[:, :14])
     exact = jax.nn.logsumexp(likelihoods()) - np.log(36)
     ratios = np.exp(np.asarray(evidence.log_evidence - exact, float))
@@ -229,7 +239,7 @@ def test_evolution_chooses_parents_that_do_well_together():
     config = SearchConfig(initial=3, budget=4, population=3, parents=2)
     strategy = make("evolution", GRID, kernel=KERNEL, config=config)
     state = tell(State(empty_history(4, 2), None), Outcome(archs, jnp.sum(log_probs, 1), log_probs))
-    children = jax.vmap(lambda key: strategy.ask(key, state)[1].archs[0])(
+    children = jax.jit(jax.vmap(lambda key: strategy.ask(key, state)[1].archs[0]))(
         jax.random.split(jax.random.key(0), 200)
     )
     of_the_left_out = jnp.all(children == jnp.array([3, 5]), axis=1)

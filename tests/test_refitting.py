@@ -1,5 +1,7 @@
 """What a step of a search fits, and how often: closed gradients, kept shapes, shorter histories."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,20 +56,22 @@ def test_the_loss_has_its_gradient_in_closed_form(mean, padding, tolerance):
         return 0.5 * (jnp.log(solution.quadratic / 20) + solution.log_determinant / 20)
 
     at = jnp.log(jnp.array([0.6, 0.9, 0.05]))
+    once = jax.jit(loss)
     value, gradient = jax.jit(jax.value_and_grad(loss))(at)
-    theirs = jax.value_and_grad(lambda at: loss(at, through_the_factor))(at)
+    theirs = jax.jit(jax.value_and_grad(lambda at: loss(at, through_the_factor)))(at)
     np.testing.assert_allclose(value, theirs[0], rtol=tolerance(1e-4, 1e-10))
     np.testing.assert_allclose(gradient, theirs[1], rtol=tolerance(5e-3, 1e-8), atol=1e-5)
-    several = jax.vmap(jax.grad(loss))(jnp.stack([at, at + 0.1]))
+    several = jax.jit(jax.vmap(jax.grad(loss)))(jnp.stack([at, at + 0.1]))
     np.testing.assert_allclose(several[0], gradient, rtol=tolerance(1e-3, 1e-10), atol=1e-6)
     if gradient.dtype == jnp.float64:
-        slow = approx_fprime(np.asarray(at), lambda at: float(loss(jnp.asarray(at))), 1e-6)
+        slow = approx_fprime(np.asarray(at), lambda at: float(once(at)), 1e-6)
         np.testing.assert_allclose(gradient, slow, atol=1e-5)
 
 
 def test_the_loss_of_constant_targets_has_a_finite_gradient():
     design = design_of(8)._replace(targets=jnp.ones(8))
-    gradient = jax.grad(lambda ratio: profile_loss(KERNEL, design, ratio, None))(jnp.asarray(0.1))
+    slope = jax.jit(jax.grad(lambda ratio: profile_loss(KERNEL, design, ratio, None)))
+    gradient = slope(jnp.asarray(0.1))
     assert jnp.isfinite(gradient)
 
 
@@ -75,8 +79,12 @@ def test_a_factor_with_jitter_is_differentiated_like_one_without(tolerance):
     half = np.random.default_rng(0).normal(size=(6, 6))
     change = jnp.asarray(half + half.T)
     regular = jnp.asarray(half @ half.T + np.eye(6))
-    ours = jax.jvp(lambda m: _cholesky(m)[0], (regular,), (change,))[1]
-    theirs = jax.jvp(jnp.linalg.cholesky, (regular,), (change,))[1]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivative(factor):
+        return jax.jvp(factor, (regular,), (change,))[1]
+
+    ours, theirs = derivative(lambda m: _cholesky(m)[0]), derivative(jnp.linalg.cholesky)
     np.testing.assert_allclose(ours, theirs, atol=tolerance(1e-4, 1e-10))
     lower, jitter = _cholesky(jnp.ones((3, 3)))  # of rank one
     assert 0 < jitter < 1e-4
@@ -96,7 +104,7 @@ def test_rbf_derivatives_are_those_of_its_formula(tolerance):
 
     at = jnp.array([0.4, 1.3])
     for derivative in (jax.grad, jax.jacfwd, jax.hessian):
-        found, wanted = jax.jit(derivative(ours))(at), derivative(plain)(at)
+        found, wanted = (jax.jit(derivative(f))(at) for f in (ours, plain))
         np.testing.assert_allclose(found, wanted, rtol=tolerance(1e-3, 1e-9), atol=1e-4)
 
 
@@ -177,32 +185,50 @@ def test_what_is_among_others_is_found_by_comparing_rows():
     assert wanted.any() and not wanted.all()
 
 
-def searched(config, space=ENDLESS, keys=None):
-    strategy = make("us", space, kernel=RBF(space, np.array([0.6, 0.9])), config=config)
+def strategy_of_us():
+    return make("us", ENDLESS, kernel=RBF(ENDLESS, np.array([0.6, 0.9])), config=SEARCH)
+
+
+def searched(keys=None):
+    strategy = strategy_of_us()
 
     def run(key):
-        return scan(strategy, config, key, lambda archs: Outcome(archs, surface(archs)))
+        return scan(strategy, SEARCH, key, lambda archs: Outcome(archs, surface(archs)))
 
     return jax.jit(run)(jax.random.key(0)) if keys is None else jax.jit(jax.vmap(run))(keys)
 
 
+@functools.cache
+def searched_at_once(precision):
+    del precision  # only to compile once for each
+    return searched()
+
+
+@functools.cache
+def kept_strategy(precision):
+    del precision
+    return strategy_of_us()
+
+
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
-def test_shorter_histories_choose_the_same(monkeypatch):
-    at_once = searched(SEARCH)
+def test_shorter_histories_choose_the_same(monkeypatch, precision):
+    at_once = searched_at_once(precision)
     monkeypatch.setattr("bqnes_jax.candidates.registry._STAGE", 7)
     assert stages(16) == (7, 14, 16)
-    in_stages = searched(SEARCH)
+    monkeypatch.setattr("bqnes_jax.candidates.registry._STAGE", 9)
+    assert stages(16) == (9, 16)
+    in_stages = searched()
     np.testing.assert_array_equal(at_once.history.archs, in_stages.history.archs)
     pair = (at_once.trace.evidence.log_evidence, in_stages.trace.evidence.log_evidence)
     np.testing.assert_allclose(*pair, rtol=1e-6)
     keys = jax.random.split(jax.random.key(5), 2).at[0].set(jax.random.key(0))
-    together = searched(SEARCH, keys=keys)
+    together = searched(keys)
     np.testing.assert_array_equal(together.history.archs[0], at_once.history.archs)
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
-def test_a_search_refits_when_its_candidates_have_grown():
-    trace = searched(SEARCH).trace  # 6, 7, … 16 candidates; a tenth more, rounded up
+def test_a_search_refits_when_its_candidates_have_grown(precision):
+    trace = searched_at_once(precision).trace  # 6, 7, … 16 candidates; a tenth more, rounded up
     scales = np.asarray(trace.kernel.length_scales)
     changed = [
         n for n, a, b in zip(range(7, 17), scales, scales[1:], strict=False) if (a != b).any()
@@ -211,11 +237,11 @@ def test_a_search_refits_when_its_candidates_have_grown():
 
 
 @pytest.mark.parametrize("told", ["failures", "one", "twins"])
-def test_odd_histories_have_a_next_step(told):
+def test_odd_histories_have_a_next_step(told, precision):
     archs = jnp.array([[0, 1], [2, 3], [4, 5], [1, 1]]) * (0 if told == "twins" else 1)
     values = jnp.full(4, jnp.nan) if told == "failures" else jnp.array([0.3, 0.1, -jnp.inf, 0.2])
     some = slice(0, 1) if told == "one" else slice(None)
-    strategy = make("us", ENDLESS, kernel=RBF(ENDLESS, np.array([0.6, 0.9])), config=SEARCH)
+    strategy = kept_strategy(precision)
     state = State(empty_history(16, 2), strategy.init(jax.random.key(0))[0].reference)
     state, info = strategy.ask(jax.random.key(1), tell(state, Outcome(archs[some], values[some])))
     assert jnp.isfinite(jnp.asarray(info.hyperparameters)).all()
