@@ -257,6 +257,7 @@ def test_marginal_likelihood_is_differentiable(n, precision):
     archs, targets = problem(n)
     archs = archs.at[1].set(archs[0])  # a duplicate
 
+    @jax.jit
     def evidence(log_parameters):
         weights, amplitude, noise = jnp.split(jnp.exp(log_parameters), [2, 3])
         return gp.condition(
@@ -264,7 +265,7 @@ def test_marginal_likelihood_is_differentiable(n, precision):
         ).log_marginal_likelihood
 
     at = jnp.array([0.1, -0.2, 0.3, -3.0])
-    gradient = jax.grad(evidence)(at)
+    gradient = jax.jit(jax.grad(evidence))(at)
     assert jnp.isfinite(gradient).all()
     if precision == "float64":
         for i, unit in enumerate(jnp.eye(4)):

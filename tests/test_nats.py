@@ -109,7 +109,7 @@ def test_chains_of_skips_survive_contraction(text, labels):
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_mutation_changes_one_edge_to_each_other_operation_equally_often(key):
     arch = jnp.array([0, 1, 2, 3, 4, 0], jnp.int32)
-    mutants = jax.vmap(NATS.mutate, (0, None))(jax.random.split(key, 24_000), arch)
+    mutants = jax.jit(jax.vmap(NATS.mutate, (0, None)))(jax.random.split(key, 24_000), arch)
     assert (jnp.sum(mutants != arch, axis=1) == 1).all()
     found, counts = np.unique(np.asarray(mutants), axis=0, return_counts=True)
     assert len(found) == 24

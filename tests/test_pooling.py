@@ -135,7 +135,8 @@ def test_a_member_of_weight_zero_has_no_influence(pool, garbage, tolerance):
         for call in (function, jax.jit(function, static_argnames="pool")):
             result = call(weights, poisoned, pool=pool)
             np.testing.assert_allclose(result, expected, rtol=tolerance(1e-6, 1e-14))
-        gradient = jax.grad(lambda w: function(w, poisoned, pool=pool).sum())(weights)  # noqa: B023
+        total = jax.grad(lambda w, v, f=function: f(w, v, pool=pool).sum())
+        gradient = jax.jit(total)(weights, poisoned)
         assert np.isfinite(gradient).all()
 
 
@@ -209,7 +210,7 @@ def test_gradient_by_the_weights(pool, zero_weight, tolerance):
         (ensemble_log_probabilities, logs, exact_log),
     ]:
         weighted = jax.grad(lambda w, v, f=function: (directions * f(w, v, pool=pool)).sum())
-        gradient = weighted(single_or_double(weights), single_or_double(values))
+        gradient = jax.jit(weighted)(single_or_double(weights), single_or_double(values))
         expected = (directions * derivative).sum(axis=(1, 2))
         np.testing.assert_allclose(gradient, expected, rtol=tolerance(1e-4, 1e-11))
 

@@ -131,11 +131,13 @@ def test_draws_estimate_the_evidence_of_the_prior_without_bias(name, precision):
     keys = jax.random.split(jax.random.key(0), 400)
     history, _ = searches_of(name, GRID, tilted, precision)(keys)
     log_prior = jax.nn.log_softmax(tilted(ARCHS))
-    estimate = jax.vmap(
-        lambda values, scores, archs: drawn_evidence(
-            values, scores, 36, log_prior=log_prior[GRID.index(archs)], temperature=1.0
-        )
-    )
+
+    @jax.jit
+    @jax.vmap
+    def estimate(values, scores, archs):
+        prior = log_prior[GRID.index(archs)]
+        return drawn_evidence(values, scores, 36, log_prior=prior, temperature=1.0)
+
     evidence = estimate(history.log_likelihoods, history.scores, history.archs)
     values = evaluate_grid(ARCHS).log_likelihoods
     exact = float(jax.nn.logsumexp(values + log_prior))

@@ -53,7 +53,7 @@ def test_a_pool_can_be_scored_where_a_space_can_be_listed():
     assert float(after.evidence.sampling_sd) > 0  # by draws
     seen = {tuple(arch) for arch in info.archs.tolist()}
     assert not seen & {tuple(arch) for arch in after.archs.tolist()}
-    asked = jax.vmap(lambda key: strategy.ask(key, state)[1].archs[0])(
+    asked = jax.jit(jax.vmap(lambda key: strategy.ask(key, state)[1].archs[0]))(
         jax.random.split(jax.random.key(2), 12)
     )
     assert len({tuple(arch) for arch in asked.tolist()}) > 1  # by the pool that was drawn

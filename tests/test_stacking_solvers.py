@@ -39,10 +39,16 @@ def brier(labels):
 
 
 def by_scipy(loss, predictions):
+    at = jax.jit(jax.value_and_grad(loss))
+
+    def value_and_slope(weights):
+        value, slope = at(jnp.asarray(weights), predictions)
+        return float(value), np.asarray(slope, float)
+
     found = minimize(
-        lambda w: float(loss(jnp.asarray(w), predictions)),
+        value_and_slope,
         np.full(COUNT, 1 / COUNT),
-        jac=lambda w: np.asarray(jax.grad(loss)(jnp.asarray(w), predictions), float),
+        jac=True,
         method="SLSQP",
         bounds=[(0, 1)] * COUNT,
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1},

@@ -90,7 +90,8 @@ def test_mutations_are_the_nearest_others(key):
     archs = np.asarray(enumerate_space(SOME))
     distances = (archs[7] != archs).sum(axis=1)
     nearest = {tuple(a) for a in archs[distances == distances[distances > 0].min()].tolist()}
-    mutants = jax.vmap(SOME.mutate, (0, None))(jax.random.split(key, 300), jnp.asarray(archs[7]))
+    mutate = jax.jit(jax.vmap(SOME.mutate, (0, None)))
+    mutants = mutate(jax.random.split(key, 300), jnp.asarray(archs[7]))
     assert {tuple(a) for a in mutants.tolist()} == nearest
 
 
