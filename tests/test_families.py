@@ -263,7 +263,7 @@ print(len(jax.devices()), sizes, float(sum(one.test_log_probs.sum() for one in f
 """
     said = []
     for devices in (1, 2):
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
