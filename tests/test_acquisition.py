@@ -172,7 +172,6 @@ def test_evaluated_and_ineligible_points_are_never_proposed():
     assert set(proposal.indices.tolist()) == set(range(10)) - {0, 7}
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_pool_that_runs_out_says_so():
     posterior, archs = grid_posterior(), enumerate_space(GRID)
     proposal = propose(posterior, archs, q=3, eligible=np.arange(36) == 5)
@@ -185,7 +184,6 @@ def nan_at_first(prediction, log_prior):
     return jnp.arange(len(log_prior), dtype=float).at[0].set(jnp.nan)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nan_never_wins():
     archs = enumerate_space(GRID)
     posterior = gp.condition(RBF(GRID, 0.3), archs[5:6], np.ones(1), HYPERPARAMETERS)

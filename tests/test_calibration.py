@@ -89,7 +89,6 @@ def test_what_is_too_sure_is_calibrated(tolerance):
     np.testing.assert_allclose(found.before, loss_at(1, log_probs, labels), rtol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_it_is_off_where_it_does_not_help():
     on = [calibrate(*draw(seed, 1.0, 25)) for seed in range(8)]
     off = [one for one in on if one.after >= one.before]
@@ -123,7 +122,6 @@ def test_points_are_predicted_by_what_they_did_not_choose(name, tolerance):
     np.testing.assert_allclose(said[left], expected, rtol=tolerance(1e-3, 1e-6), atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_folds_that_do_not_come_out_even():
     """Every point is left out at least once, and what predicts it has not seen it."""
     each = [draw(seed, 1.0, 7) for seed in range(3)]

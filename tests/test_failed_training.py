@@ -92,7 +92,6 @@ def test_the_surrogate_is_low_where_training_failed(warp):
     assert model.design.mask.all()
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_what_is_no_likelihood_is_still_refused_or_left_out_and_said(bad):
     archs, values = SMALL.from_index(jnp.arange(4)), jnp.array([-1.0, bad, ZERO, -2.0])
@@ -115,7 +114,6 @@ def test_a_plain_gaussian_process_knows_no_likelihood_of_zero():
         )
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nothing_but_failures_leaves_no_evidence():
     archs = SMALL.from_index(jnp.arange(5))
     model = wsabi.fit(RBF(SMALL, 0.3), archs, jnp.full(5, ZERO), fit_config=NO_STEPS)
@@ -137,7 +135,6 @@ def test_expected_improvement_takes_a_failure_for_the_worst(failed, tolerance):
     np.testing.assert_allclose(found, expected, atol=tolerance(1e-6, 1e-12))
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nothing_but_failures_are_all_alike():
     state = State(empty_history(6, 2), None)
     outcome = Outcome(SMALL.from_index(jnp.arange(3)), jnp.full(3, jnp.nan))

@@ -152,7 +152,6 @@ def test_a_length_scale_at_its_bound_is_reported():
     assert Status(int(posterior.status)) & Status.AT_BOUND
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_traced_nonsense_is_reported_not_silent():
     archs, targets = problem(150)
     posterior = jax.jit(

@@ -112,7 +112,6 @@ def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
     assert found.status == Status.OK
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("value", [-0.5, 0.0, 1.1, jnp.nan])
 def test_what_is_no_probability_is_refused_or_reported(value):
     given = jnp.zeros(3), jnp.array([0.5, value, 0.2])

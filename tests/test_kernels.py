@@ -130,7 +130,6 @@ def test_direction_of_edges_counts():
     assert not (wl_histograms(out, 1) == wl_histograms(back, 1)).all()
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_empty_graph_is_like_itself_only():
     empty = NATS.from_index(jnp.array([0, 1]))  # both have no path to the output
     others = NATS.from_index(jnp.array([9504, 15_001]))

@@ -242,7 +242,6 @@ def test_failures_and_padding_change_nothing(tolerance):
     np.testing.assert_allclose(found.weights, alone.weights, rtol=tolerance(1e-3, 1e-6))
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_more_members_than_usable_candidates():
     log_probs, classes = problem(count=2)
     found = select("logpool", log_probs, 4, classes=classes)

@@ -248,7 +248,6 @@ BAD_PROBABILITIES = {
 }
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("metric", CLASSIFICATION)
 def test_bad_probabilities_are_refused_or_nan(metric):
     labels = np.array([0, 1])
@@ -262,7 +261,6 @@ def test_bad_probabilities_are_refused_or_nan(metric):
             metrics.per_member(metric, np.array([probabilities]), labels)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("metric", SCALAR)
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_out_of_range_are_refused_or_nan(metric, label):

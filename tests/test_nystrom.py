@@ -128,7 +128,6 @@ def test_more_landmarks_than_points(tolerance):
     np.testing.assert_allclose(found.weights, [0.5, 0.3, 0.2], rtol=tolerance(1e-6, 1e-12))
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_no_landmarks():
     gram, weights = draw(7)
     landmarks = choose_landmarks(gram, weights, 0)
@@ -147,7 +146,6 @@ def test_recombination_keeps_the_kernel_mean(tolerance):
     )
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nan_under_tracing_reaches_the_status():
     gram, weights = draw(9)
 

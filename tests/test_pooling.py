@@ -179,7 +179,6 @@ def test_the_sum_of_the_weights_is_a_temperature(tolerance):
         np.testing.assert_allclose(sharper, expected, rtol=tolerance(1e-4, 1e-10), atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bad_weights_in_log_space_are_refused_or_nan():
     members = np.full((3, 2, 2), 0.5)
     for weights in ([0.5, np.nan, 0.5], [0.7, 0.7, -0.4], [1.0, np.inf, 0.0], [0.0, 0.0, 0.0]):
@@ -252,7 +251,6 @@ def test_type_is_the_wider_one(precision):
     assert ensemble_probabilities(np.full(4, 0.25, np.float16), half).dtype == "float32"
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("function", [ensemble_probabilities, ensemble_log_probabilities])
 def test_bad_weights_are_refused_or_nan(function):
     members = np.full((3, 2, 2), 0.5)

@@ -256,7 +256,6 @@ def assert_reported(found):
     assert ((found.indices >= 0) & (found.indices < POINTS)).all()
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_invalid_input_is_reported_by_compiled_code(problem):
     rows = [invalid(*problem) for invalid in INVALID.values()]
     rows += [problem] * (BATCH - len(rows))

@@ -111,7 +111,6 @@ def test_padding_and_failures_change_nothing(name, tolerance):
     assert_same(failed, masked, tolerance)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_usable_candidates(name):
     log_probs, kernel = problem()
@@ -126,7 +125,6 @@ def test_more_members_than_usable_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_candidates(name):
     log_probs, kernel = problem(count=2)
@@ -135,7 +133,6 @@ def test_more_members_than_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_one_member(name):
     log_probs, kernel = problem()

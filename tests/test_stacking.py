@@ -238,7 +238,6 @@ def test_type_follows_the_input(precision):
     assert stacking_weights(np.zeros((20, 200), int)).weights.dtype == precision
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_nothing_usable():
     with pytest.raises(BQNESError, match="no usable row among 3"):
         stacking_weights(np.full((3, 4), np.nan))

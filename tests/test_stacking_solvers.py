@@ -90,7 +90,6 @@ def test_failures_get_no_weight():
     assert by_likelihood.weights[2] == 0
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_too_few_steps_are_said():
     log_probs = true_ones(*draw())
     found = stacking_weights(log_probs, solver=optax.sgd(1e-4), steps=2)
