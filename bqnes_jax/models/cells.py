@@ -416,7 +416,7 @@ def _halve(x: Activations) -> Float[Array, "channels h w n"]:
         pairs = jnp.pad(x, [(0, length % 2 if i == axis else 0) for i in range(4)])
         first, second = (lax.slice_in_dim(pairs, i, None, 2, axis) for i in (0, 1))
         counts = np.minimum(2, length - np.arange(0, length, 2))
-        x = (first + second) / along(jnp.asarray(counts, x.dtype), x, axis)
+        x = (first + second) / along(jnp.asarray(counts, x.dtype), x, axis=axis)
     return x
 
 

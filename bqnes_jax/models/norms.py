@@ -74,7 +74,7 @@ def normalise(
     return ((x - along(mean, x)) * along(scale, x) + along(bias, x)).astype(x.dtype)
 
 
-def along(values: ArrayLike, x: Array, axis: int = 0) -> Array:
+def along(values: ArrayLike, x: Array, *, axis: int = 0) -> Array:
     """Give a vector the number of axes of x, itself along one of them."""
     values = jnp.asarray(values)
     return values.reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))

@@ -48,7 +48,8 @@ def grow_axes(axes: Axes, features: Float[Array, "n d"], points: Int[Array, ""])
 
     Example:
         >>> points = jnp.array([[3.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
-        >>> grow_axes(no_axes(2), points, jnp.int32(3)).lengths.round(3).tolist()
+        >>> lengths = grow_axes(no_axes(2), points, jnp.int32(3)).lengths
+        >>> [round(length, 3) for length in lengths.tolist()]
         [2.236, 3.0]
     """
     none = no_axes(len(axes.lengths), axes.lengths.dtype)

@@ -102,7 +102,9 @@ def is_due(shape: Shape, count: Int[Array, ""], config: FitConfig) -> Bool[Array
     return (shape.points == 0) | (new < 0) | (new >= enough)
 
 
-def fit_shape(kernel: Kernel, design: Design, config: FitConfig, axes: Axes | None = None) -> Shape:
+def fit_shape(
+    kernel: Kernel, design: Design, config: FitConfig, *, axes: Axes | None = None
+) -> Shape:
     """Maximise max over c and a of log N(y; c, a(K + ρI)); the targets of padding are zero.
 
     In weight space the `axes` of the features are found, unless they are given.

@@ -68,6 +68,7 @@ class Posterior:
     log_marginal_likelihood: Array
     status: Array
     weight_space: bool
+    _: dataclasses.KW_ONLY
     axes: Axes | None = None  # of the features, if they were found: the columns of `factor` in part
 
     @property
@@ -183,7 +184,7 @@ def fit(
         True
     """
     design = as_design(kernel, archs, targets, mask, "targets")
-    found = complete_design(shape_of_design(kernel, design, config, axes), design, config)
+    found = complete_design(shape_of_design(kernel, design, config, axes=axes), design, config)
     if throw:
         throw_if_failed(found.status, "gp.fit")
     return found
@@ -235,7 +236,7 @@ def _posterior(
 
 @functools.partial(jax.jit, static_argnums=2)
 def shape_of_design(
-    kernel: Kernel, design: Design, config: FitConfig, axes: Axes | None = None
+    kernel: Kernel, design: Design, config: FitConfig, *, axes: Axes | None = None
 ) -> Shape:
     """Fit the kernel's leaves and the noise relative to the amplitude: what costs most of a fit.
 
@@ -244,7 +245,7 @@ def shape_of_design(
     """
     design = only_finite(design)
     scale = _power_of_two(design.targets)
-    return fit_shape(kernel, design._replace(targets=design.targets / scale), config, axes)
+    return fit_shape(kernel, design._replace(targets=design.targets / scale), config, axes=axes)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -261,7 +262,7 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
         scaled, average = centred(scaled)
     points = jnp.sum(scaled.mask)
     given = None if config.mean == "constant" else average
-    solution = solve(shape.kernel, scaled, shape.ratio, given, shape.axes)
+    solution = solve(shape.kernel, scaled, shape.ratio, given, axes=shape.axes)
     amplitude = best_amplitude(solution.quadratic, points)
     amplitude = jnp.where(points > 0, amplitude, 1)
     mean, noise = average + solution.mean, amplitude * shape.ratio

@@ -48,6 +48,7 @@ def solve(
     design: Design,
     ratio: Float[Array, ""],
     mean: ArrayLike | None,
+    *,
     axes: Axes | None = None,
 ) -> Solution:
     """Solve with K + ρI; `ratio` is ρ. Differentiable in ρ and in the kernel's leaves.

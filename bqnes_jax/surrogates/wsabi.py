@@ -338,7 +338,7 @@ def _shape(
     axes: Axes | None = None,
 ) -> Shape:
     latent_design = _latent_design(design, temperature, config)[1]
-    return shape_of_design(kernel, latent_design, fit_config, axes)
+    return shape_of_design(kernel, latent_design, fit_config, axes=axes)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
