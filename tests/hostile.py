@@ -55,6 +55,13 @@ PICKLES = {
         + called("collections", "OrderedDict", b"](" + nested_pairs() + b"K\x01\x86e")
         + b"."
     ),
+    "a list that many calls copy": lambda: (
+        b"\x80\x04]("
+        + b"K\x01K\x01\x86" * 1_000
+        + b"e\x940"
+        + b"ccollections\nOrderedDict\nh\x00\x85R0" * 100
+        + b"N."
+    ),
     "a deep key": lambda: b"\x80\x04}" + deep(4_000) + b"K\x01s.",
     "a deep value": lambda: b"\x80\x04}K\x00" + deep(4_000) + b"s.",
     "deep lists": lambda: b"\x80\x04" + b"]" * 4_000 + b"a" * 3_999 + b".",
@@ -127,6 +134,7 @@ TENSORS = {
         b"(" + (b"\x8b" + struct.pack("<I", MIB) + b"\x7f" * MIB) * 8 + b"t", storage()
     ),
     "tensors within tensors": lambda: tensors_within(900),
+    "a tensor with bytes for axes": lambda: tensor(b"C\x04aaaa", storage()),
 }
 
 

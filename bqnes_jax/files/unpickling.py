@@ -68,7 +68,7 @@ def make_dict(pairs: Iterable[tuple[Any, Any]] = ()) -> dict:
 
 def _counting(handler: _Handler) -> _Handler:
     def count(self: "Unpickler") -> None:
-        self._count_container()
+        self._count_containers(1)
         handler(self)
 
     return count
@@ -123,6 +123,8 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
         function = self.stack[-1]
         if type(arguments) is not tuple or len(arguments) > _PARTS or not callable(function):
             raise pickle.UnpicklingError("it calls what is no function, or with too much")
+        for argument in arguments:  # one list may be given to many calls, which copy it
+            self._count_containers(len(argument) if isinstance(argument, list) else 0)
         self.stack[-1] = function(*arguments)
 
     def _append(self) -> None:
@@ -157,8 +159,8 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
             raise pickle.UnpicklingError(f"it fills a {kind.__name__} where there is none")
         return self.stack[-1]
 
-    def _count_container(self) -> None:
-        self._containers += 1
+    def _count_containers(self, count: int) -> None:
+        self._containers += count
         if self._containers > _CONTAINERS:
             raise pickle.UnpicklingError(f"it has more than {_CONTAINERS:,} containers")
 

@@ -73,7 +73,9 @@ def _number(kind: object, content: Any) -> float | int:
 def _tensor(storage: object, offset: Any, shape: Any, strides: Any, *_: object) -> Tensor:
     if not isinstance(storage, _Bytes):
         raise pickle.UnpicklingError("it holds a tensor without numbers")
-    return Tensor(storage, offset, tuple(shape), tuple(strides))
+    if any(type(axes) is not tuple or len(axes) > _AXES for axes in (shape, strides)):
+        raise pickle.UnpicklingError(f"it holds a tensor whose axes are not {_AXES} at most")
+    return Tensor(storage, offset, shape, strides)
 
 
 class _Unpickler(Unpickler):
