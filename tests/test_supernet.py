@@ -19,6 +19,7 @@ from bqnes_jax.files.digests import DIGESTS
 from bqnes_jax.models import MobileNet, MobileNetConfig
 from bqnes_jax.spaces import SlimmableSpace
 from bqnes_jax.training import SupernetConfig, make_supernet, predict_slices, train_supernet
+from bqnes_jax.training import checkpoints as checkpoints_module
 from bqnes_jax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -179,6 +180,38 @@ def test_a_checkpoint_of_other_numbers_is_damaged(tmp_path):
         (tmp_path / "checkpoints" / DIGESTS).write_bytes(before)
     with pytest.warns(UserWarning, match="its numbers are not those that were saved"):
         equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
+
+
+def test_a_step_that_is_saved_again_is_not_taken_for_the_first(tmp_path, monkeypatch):
+    """Whoever is killed after saving has not noted the files; those of before do not count."""
+    key, data, undisturbed = jax.random.key(0), make_data(), finished()
+    train_supernet(key, data, CONFIG, tmp_path)
+    newest = tmp_path / "checkpoints" / "30"
+    (newest / "default" / "manifest.ocdbt").write_bytes(b"damaged")
+    noted = checkpoints_module.note
+
+    def killed(directory, name, digest):
+        if name.endswith("/files"):
+            raise KeyboardInterrupt
+        noted(directory, name, digest)
+
+    monkeypatch.setattr(checkpoints_module, "note", killed)
+    with pytest.warns(UserWarning, match="its files are not"), pytest.raises(KeyboardInterrupt):
+        train_supernet(key, data, CONFIG, tmp_path)
+    monkeypatch.undo()
+    never = lambda *_: pytest.fail("trained again")  # noqa: E731
+    equal(train_supernet(key, data, CONFIG, tmp_path, progress=never), undisturbed)
+
+
+def test_digests_that_cannot_be_read_put_nothing_aside(tmp_path):
+    key, data = jax.random.key(0), make_data()
+    train_supernet(key, data, CONFIG, tmp_path)
+    digests = tmp_path / "checkpoints" / DIGESTS
+    digests.unlink()
+    digests.mkdir()
+    with pytest.raises(BQNESError, match="SHA256SUMS"):
+        train_supernet(key, data, CONFIG, tmp_path)
+    assert not list((tmp_path / "checkpoints").glob("damaged-*"))
 
 
 def test_orbax_does_not_see_damaged_files(tmp_path, capfd):

@@ -102,24 +102,31 @@ class Checkpoints:
         return start
 
     def _read(self, step: int, like: State) -> tuple[State | None, str]:
-        """Return a state and nothing, or None and why it cannot be read.
+        """Return a state and nothing, or None and why it is damaged.
 
         Orbax sees only files that are as they were written: of others some of its threads print
         tracebacks. Whoever was killed after saving has not noted the files, but their numbers.
         """
+        folder = self._directory / str(step)
+        name = _files_of(folder)
+        known = not is_unknown(self._directory, name)  # refused where the digests are no file
         try:
-            files, name = digest_folder(self._directory / str(step)), _files_of(step)
-            known = not is_unknown(self._directory, name)
-            if known and not is_noted(self._directory, name, files):
-                return None, "its files are not those that were saved"
+            files = digest_folder(folder)
+        except OSError as error:
+            return None, error.strerror or "it cannot be read"
+        if known and not is_noted(self._directory, name, files):
+            return None, "its files are not those that were saved"
+        try:
             with _quiet():
                 arguments = self._ocp.args.StandardRestore(like)
                 saved = cast(State, self._manager.restore(step, args=arguments))
-            if is_noted(self._directory, str(step), _digest(saved)):
-                return saved, ""
-            return None, "its numbers are not those that were saved"
+        except MemoryError:
+            raise
         except Exception as error:  # of a damaged file Orbax has errors of many kinds
             return None, type(error).__name__
+        if is_noted(self._directory, str(step), _digest(saved)):
+            return saved, ""
+        return None, "its numbers are not those that were saved"
 
     def save(self, state: Stepped) -> None:
         """Have the state on the disk when this returns."""
@@ -134,7 +141,8 @@ class Checkpoints:
                     self._manager.wait_until_finished()
             except Exception as error:  # TensorStore has a ValueError for a full disk
                 raise _as_os_error(error) from error
-            note(self._directory, _files_of(step), digest_folder(self._directory / str(step)))
+            folder = self._directory / str(step)
+            note(self._directory, _files_of(folder), digest_folder(folder))
 
     def _make_room(self, state: Stepped) -> None:
         """Raise what the system says where there is too little room, before Orbax meets it.
@@ -165,9 +173,17 @@ def _is_described(folder: Path) -> bool:
     return True
 
 
-def _files_of(step: int) -> str:
-    """Return under which name the digest of a checkpoint's files is noted."""
-    return f"{step}/files"
+def _files_of(folder: Path) -> str:
+    """Return under which name the digest of a checkpoint's files is noted.
+
+    Each save has its own: a step that is saved again has other files, and whoever is killed before
+    they are noted must not find those of the first time.
+    """
+    try:
+        described = read_json(folder / _DESCRIPTION, "the description of a checkpoint")
+    except BQNESError:
+        described = {}
+    return f"{folder.name}/{described.get('init_timestamp_nsecs')}/files"
 
 
 def _from_step(step: int | None) -> str:
