@@ -89,6 +89,23 @@ def test_a_longer_shortlist_trains_what_is_missing(finished):
     assert run.config.shortlist == Run.load(finished.directory).config.shortlist == 4
 
 
+def test_a_run_never_becomes_shorter(finished):
+    before = texts(Run.load(finished.directory))
+    for fields in ({"shortlist": 2}, {"algorithm": "random+caruana", "ensemble_size": 3}):
+        changed = dataclasses.replace(CONFIG, **fields)
+        found = texts(bqnes_jax.search(changed, out=finished.directory))
+        assert found[: len(before)] == before
+        before = found
+
+
+def test_progress_tells_the_stages_apart(tmp_path):
+    said = []
+    config = dataclasses.replace(CONFIG, shortlist=2)
+    bqnes_jax.search(config, out=tmp_path / "run", progress=lambda *told: said.append(told[2]))
+    stages = list(dict.fromkeys(said))
+    assert stages == ["training the supernet", "evaluating with shared weights", "training"]
+
+
 def test_shared_cells_are_trained_by_the_recipe_of_single_ones_for_longer():
     family = CellFamily(CONFIG.train)
     assert isinstance(family, SharingFamily) and not isinstance(SliceFamily(), SharingFamily)
@@ -103,7 +120,8 @@ def test_shared_cells_are_trained_by_the_recipe_of_single_ones_for_longer():
 
 def test_what_cannot_be_shared_is_refused_before_training(tmp_path):
     for fields, says in (
-        ({"family": "slimmable"}, "networks of the family 'slimmable' share no weights"),
+        ({"family": "slimmable"}, "family 'slimmable' knows no network that its candidates could"),
+        ({"algorithm": "Random"}, "'Random' searches nothing to choose from"),
         ({"seeds": 2}, "seeds is 2, but cells that share weights are trained once"),
         ({"shortlist": 1}, "shortlist is 1; it must be"),
         ({"evaluate": "moon"}, "evaluate is 'moon'; allowed are 'alone', 'shared'"),

@@ -160,8 +160,8 @@ def first_stage(config: RunConfig, family: NetworkFamily) -> tuple[RunConfig, Ne
     """Return config and family of the search with shared weights that comes before a run."""
     if not isinstance(family, SharingFamily):
         raise BQNESError(
-            f"evaluate is 'shared', but networks of the family {family.name!r} share no weights; "
-            "leave it out, or use the family 'nats'."
+            f"evaluate is 'shared', but the family {family.name!r} knows no network that its "
+            "candidates could be parts of; leave it out, or use the family 'nats'."
         )
     name, options = family.sharing()
     own = dataclasses.replace(config, family=name, train=options, evaluate="alone", shortlist=None)

@@ -94,6 +94,11 @@ def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior |
     check_split(data)
     family.check(data)
     if config.evaluate == "shared":
+        if algorithm.only_members:
+            raise BQNESError(
+                f"evaluate is 'shared', but {config.algorithm!r} searches nothing to choose from; "
+                "leave it out, or use another algorithm."
+            )
         first_config, first_family = first_stage(config, family)
         _check(first_config, first_family, data, prior)
 
@@ -112,8 +117,9 @@ def _launch(
     search_config = algorithm.budgeted(config.search, config.ensemble_size)
     with begin(directory, config):
         if config.evaluate == "shared":
-            stage = *first_stage(config, family), data, prior, directory / FIRST_STAGE, progress
-            recorded = _shortlist(_launch(*stage), config.shortlisted)
+            own = *first_stage(config, family), data, prior, directory / FIRST_STAGE
+            first = _launch(*own, progress and _of_first_stage(progress))
+            recorded = _shortlist(first, config.shortlisted, _record_so_far(directory, family))
             count = len(recorded.archs)
             search_config = dataclasses.replace(search_config, initial=count, budget=count)
         else:
@@ -136,16 +142,32 @@ def _launch(
     return run
 
 
-def _shortlist(run: Run, count: int) -> drivers.Recorded:
-    """Return the members of an ensemble of that size, and then the likeliest of the others."""
+def _of_first_stage(progress: Progress) -> Progress:
+    """Let a search with shared weights say what it does: it trains no candidate."""
+
+    def report(done: int, total: int, what: str) -> None:
+        progress(done, total, "evaluating with shared weights" if what == "training" else what)
+
+    return report
+
+
+def _shortlist(run: Run, count: int, before: drivers.Recorded | None = None) -> drivers.Recorded:
+    """Return the members of an ensemble of that size, and then the likeliest of the others.
+
+    What was trained before comes first: a run never becomes shorter.
+    """
     values = run.record.log_likelihoods
     usable = np.flatnonzero(~np.isnan(values))
     count = min(count, len(usable))
     members = run.ensemble(count, calibrate="off").members.tolist()
     others = usable[np.argsort(-values[usable], kind="stable")].tolist()
     chosen = list(dict.fromkeys([*members, *others]))[:count]
-    archs = jnp.asarray(run.record.archs[chosen], jnp.int32)
-    return drivers.Recorded(archs, jnp.full(count, jnp.nan))
+    archs = run.record.archs[chosen]
+    if before is not None:
+        trained = np.asarray(before.archs)
+        fresh = ~(archs[:, None] == trained).all(axis=2).any(axis=1)
+        archs = np.concatenate([trained, archs[fresh]])
+    return drivers.Recorded(jnp.asarray(archs, jnp.int32), jnp.full(len(archs), jnp.nan))
 
 
 def _resolved(

@@ -137,12 +137,13 @@ class Run:
     def first_stage(self) -> "Run | None":
         """The search with shared weights that the candidates are a shortlist of, if there is one.
 
-        With several hosts, the first one alone has written it.
+        It is read from the directory of the run.
         """
         if self.config.evaluate != "shared":
             return None
         _, family = first_stage(self.config, self.family)
-        return Run.load(self.directory / FIRST_STAGE, family=family)
+        found = Run.load(self.directory / FIRST_STAGE, family=family)
+        return dataclasses.replace(found, _scratch=self._scratch)  # for as long as it is in use
 
     @property
     def versions(self) -> dict[str, str]:
