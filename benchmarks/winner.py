@@ -4,7 +4,8 @@ Strategies × methods × numbers of members on a table of trained networks, with
 temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first: where one
 fails there are figures and no verdict. An algorithm wins on a table if, for every number of members
 and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S by more
-than two standard errors, and with 3 members beats both with 10. Searches that are done are kept.
+than two standard errors, and with 3 members beats both with 10; all of them are calibrated. Where
+two take the same network alone, M = 1 is left out. Searches that are done are kept.
 
     python benchmarks/winner.py digits
 """
@@ -20,6 +21,7 @@ from against_paper import as_markdown
 from shared import RESULTS, console, one_sentence, show, with_error, write
 
 from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.studies.comparison import compare_on_table
 
@@ -57,19 +59,29 @@ def key_of(name: str, size: int, budget: int) -> str:
     return f"{name}, {size} of {budget}"
 
 
+def config_of(budget: int) -> SearchConfig:
+    return replace(SearchConfig(), initial=min(10, budget), budget=budget)
+
+
 def measure(name: str, options: Options, path: Path) -> dict:
     """Measure what is not measured yet; return the gates and all results."""
     tabulated, seeded = gates.read(name, options.seeded)
     known = json.loads(path.read_text()) if path.exists() else {}
-    known = known if known.get("seeds") == options.seeds else {}
+    same = {"seeds": options.seeds, "seeded": str(options.seeded), "cells": tabulated.space.size}
+    known = known if known.get("of") == same else {}
+    if tabulated.table.classes is None:
+        raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
     results: Results = known.get("results", {})
     found = known.get("gates")
     if found is None:
-        found = [[*gate] for gate in gates.measure(tabulated, seeded, SearchConfig(), 5)]
+        measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
+        found = [[gate.asks, np.array(gate.value), gate.bound] for gate in measured]
     for budget in options.budgets:
-        config = replace(SearchConfig(), initial=min(10, budget), budget=budget)
+        config = config_of(budget)
         for strategy in STRATEGIES:
-            names = [f"{strategy}+{method}" for method in options.methods]
+            asked = {f"{strategy}+{method}" for method in options.methods}
+            asked |= {pair for pair in RIVALS.values() if pair.startswith(f"{strategy}+")}
+            names = sorted(asked)
             missing = [n for n in names if key_of(n, SIZES[-1], budget) not in results]
             if not missing:
                 continue
@@ -89,7 +101,7 @@ def measure(name: str, options: Options, path: Path) -> dict:
                     column: np.asarray(one, float).round(6).tolist()
                     for column, one in zip(COLUMNS, values, strict=True)
                 }
-            write(path, {"seeds": options.seeds, "gates": found, "results": results})
+            write(path, {"of": same, "gates": found, "results": results})
     return {"gates": found, "results": results}
 
 
@@ -126,7 +138,11 @@ def wins(results: Results, name: str, budget: int) -> dict[str, bool]:
         )
         for rival, pair in RIVALS.items()
     }
-    return {what: is_ahead(results, *pair) for what, pair in asked.items() if pair[0] != pair[1]}
+    return {
+        what: is_ahead(results, *pair)
+        for what, pair in asked.items()
+        if results[pair[0]] != results[pair[1]]
+    }
 
 
 def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> str:
@@ -140,7 +156,10 @@ def report(name: str, content: dict, options: Options) -> str:
     """Print the tables of a data set; return them as Markdown."""
     results, budgets = content["results"], options.budgets
     names = [f"{strategy}+{method}" for strategy in STRATEGIES for method in options.methods]
-    found = [gates.Gate(*values) for values in content["gates"]]
+    found = [
+        gates.Gate(asks, float("nan") if value is None else float(value), bound)
+        for asks, value, bound in content["gates"]
+    ]
     parts = [f"# Pairs of strategy and method on {Path(name).stem}\n"]
     parts += [
         f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
@@ -185,10 +204,15 @@ def report(name: str, content: dict, options: Options) -> str:
     if failed:
         parts.append(f"No verdict: {len(failed)} gates failed ({'; '.join(failed)}).\n")
         console.print(parts[-1])
+    else:
+        winners = [one for one, each in judged.items() if all(each.values())]
+        parts.append(f"Winners: {', '.join(winners)}.\n" if winners else "No pair wins.\n")
+        console.print(parts[-1])
     return "\n".join(parts)
 
 
 def main(options: Options) -> None:
+    check_whole("seeds", options.seeds, 2)
     for name in options.tables:
         path = options.out / f"winner-{Path(name).stem}.json"
         content = measure(name, options, path)
