@@ -8,6 +8,7 @@ import pytest
 import bqnes_jax
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import CellFamily, SharingFamily, SliceFamily
+from bqnes_jax.report import write_report
 from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.config import first_stage, make_family
 from bqnes_jax.runs.fields import updated
@@ -96,6 +97,13 @@ def test_a_run_never_becomes_shorter(finished):
         found = texts(bqnes_jax.search(changed, out=finished.directory))
         assert found[: len(before)] == before
         before = found
+
+
+def test_a_report_says_what_was_trained(finished):
+    page = write_report(Run.load(finished.directory)).read_text()
+    assert "of 8 searched with shared weights" in page
+    plots = {path.stem for path in finished.directory.glob("plots/*.png")}
+    assert "likelihoods" in plots and "evidence" not in plots
 
 
 def test_progress_tells_the_stages_apart(tmp_path):

@@ -264,6 +264,8 @@ def _facts(run: Run) -> dict[str, str]:
     shape = "×".join(map(str, record.input_shape)) or "one number"
     failed = int(np.isnan(record.log_likelihoods).sum())
     trained = f"{len(record.archs)} networks" + (f", of which {failed} failed" if failed else "")
+    if run.first_stage is not None:
+        trained += f", of {len(run.first_stage.record.archs)} searched with shared weights"
     return {
         "Data set": f"{config.data_name} ({shape}, {int(record.classes)} classes)",
         "Points": f"{record.log_probs.shape[1]} to validate, {len(record.test_labels)} to test",
@@ -288,11 +290,11 @@ def _drawings(ensemble: Ensemble) -> Iterator[Drawing]:
     for member, arch, weight in zip(members, ensemble.archs, ensemble.weights, strict=True):
         figure = architectures.draw(run.space, arch, f"#{member}, weight {weight:.2f}")
         yield Drawing(f"architecture-{member}", run.space.to_string(arch), figure)
-    initial = int(record.counts[0])
-    figure = plots.likelihoods(record.log_likelihoods, members, initial)
+    at_random = int(record.counts[0]) if run.first_stage is None else 0
+    figure = plots.likelihoods(record.log_likelihoods, members, at_random)
     yield Drawing("likelihoods", "log-likelihood of each candidate", figure)
     figure = plots.evidence(record.counts, record.log_evidence, record.evidence_sd)
-    if figure is not None:
+    if figure is not None and run.first_stage is None:  # a shortlist stands for no space
         yield Drawing("evidence", "log evidence against evaluations", figure)
     figure = plots.kernel_map(*kernel_coordinates(record.gram), record.log_likelihoods, members)
     yield Drawing("map", "map of the candidates", figure)

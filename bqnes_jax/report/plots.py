@@ -89,11 +89,15 @@ def weights(
 def likelihoods(
     values: Float[np.ndarray, " n"], members: Int[np.ndarray, " M"], initial: int
 ) -> Figure:
-    """Draw the log-likelihood of each candidate in their order, and the best so far."""
+    """Draw the log-likelihood of each candidate in their order, and the best so far.
+
+    The first `initial` were drawn at random.
+    """
     figure, axes = _figure("Candidates in their order", "candidate", "log-likelihood", 3.2)
     low, high = shown_range(values)
     places, failed = np.arange(len(values)), np.isnan(values)
-    axes.axvspan(-0.5, initial - 0.5, color="#F1F1F1", linewidth=0, label="drawn at random")
+    if initial:
+        axes.axvspan(-0.5, initial - 0.5, color="#F1F1F1", linewidth=0, label="drawn at random")
     best = np.maximum.accumulate(np.where(failed, -np.inf, values))
     axes.step(
         places,
