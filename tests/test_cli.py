@@ -14,6 +14,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run, load_data
 from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies import robustness
+from bqnes_jax.tables import numbers_of
 from tests.commands import call, finish, start
 from tests.conftest import KEEP_NOTHING
 
@@ -334,6 +335,12 @@ def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     assert "table: table.npz" in out and "training: 6 of 6" in err
     code, _, err = call(folder, *tabulate, *where)
     assert code == 0 and err.strip() == "training: 6 of 6", "all were there"
+    known = ("--known", "table.npz", "--store", "more", "--table", "larger.npz")
+    code, out, err = call(folder, *tabulate, "--count", "8", *known)
+    assert code == 0 and "training: 2 of 2" in err, "what is known is not trained again"
+    assert len(numbers_of(folder / "larger.npz")) == 8
+    code, _, err = call(folder, *tabulate, *known)
+    assert code == 1 and "the known tables have all of the 6 cells" in err
     compare = ["compare", "--table", str(folder / "table.npz"), "--algorithms", "Random"]
     compare += ["--sizes", "2", "--seeds", "2", "--initial", "2", "--budget", "4"]
     assert main([*compare, "--out", str(tmp_path / "out")]) == 0

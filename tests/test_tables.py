@@ -1,5 +1,6 @@
 """Tables of results that were computed elsewhere."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from bqnes_jax.runs import load_data, preset_config
 from bqnes_jax.spaces import NATS, enumerate_space
 from bqnes_jax.storage import Predictions
 from bqnes_jax.surrogates import TEMPERATURE
-from bqnes_jax.tables import choose_different, nb201_proxy, pack, packed, read
+from bqnes_jax.tables import choose_different, nb201_proxy, numbers_of, pack, packed, read
 
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
@@ -82,16 +83,22 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         nb201_proxy("cifar10")
 
 
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
-def test_a_table_is_packed_and_read(tmp_path):
-    rng = np.random.default_rng(0)
-    valid, test = (np.log(rng.dirichlet(np.ones(4), (3, n))).astype(np.float32) for n in (7, 5))
-    losses = np.zeros(3)
-    fits = np.array([-3.0, -1.0, -2.0])
-    stored = Predictions(np.ones(3, bool), valid, test, losses, losses, losses, losses, fits)
+def _predictions(count, seed=0):
+    """Return what some networks say about 7 validation and 5 test points of 4 classes, and data."""
+    rng = np.random.default_rng(seed)
+    valid, test = (np.log(rng.dirichlet(np.ones(4), (count, n))).astype("f") for n in (7, 5))
+    fits = -1 - np.arange(count, dtype=float)
+    stored = Predictions(np.ones(count, bool), valid, test, *[np.zeros(count)] * 4, fits)
     images = np.zeros((7, 2, 2, 1), np.uint8)
     part = Examples(images, np.arange(7, dtype=np.int32) % 4)
-    data = Split(part, part, Examples(images[:5], part.labels[:5]), classes=4)
+    return stored, Split(part, part, Examples(images[:5], part.labels[:5]), classes=4)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_table_is_packed_and_read(tmp_path):
+    stored, data = _predictions(3)
+    valid, test, fits = stored.valid_log_probs, stored.test_log_probs, stored.train_log_likelihoods
+    part = data.train
     pack(tmp_path / "t.npz", np.array([9504, 777, 1234]), stored, data)
 
     space, table, labels = read(tmp_path / "t.npz")
@@ -116,6 +123,39 @@ def test_a_table_is_packed_and_read(tmp_path):
     with pytest.raises(BQNESError, match="1 trainings failed"):
         failed = stored._replace(ok=np.array([True, False, True]))
         pack(tmp_path / "u.npz", np.array([1, 2, 3]), failed, data)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_tables_of_other_cells_are_put_into_one(tmp_path, seeds):
+    """The result is the table that is packed from all networks at once."""
+    numbers = np.array([9504, 777, 1234, 5, 15000])
+    stored, data = _predictions(5 * seeds)
+    pack(tmp_path / "all.npz", numbers, stored, data)
+    parts = [slice(0, 2), slice(2, 3), slice(3, 5)]
+    names = [tmp_path / f"{place}.npz" for place in range(3)]
+    for name, part in zip(names, parts, strict=True):
+        rows = slice(part.start * seeds, part.stop * seeds)
+        known = names[:2] if part.stop == 5 else ()
+        pack(name, numbers[part], Predictions(*(one[rows] for one in stored)), data, known=known)
+    assert numbers_of(names[2]).tolist() == sorted(numbers)
+    with np.load(tmp_path / "all.npz") as whole, np.load(names[2]) as joined:
+        for name in whole.files:
+            np.testing.assert_array_equal(joined[name], whole[name])
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_tables_that_do_not_fit_are_not_put_together(tmp_path):
+    stored, data = _predictions(2)
+    pack(tmp_path / "t.npz", np.array([1, 2]), stored, data)
+    with pytest.raises(BQNESError, match="a cell is in two of the tables"):
+        pack(tmp_path / "u.npz", np.array([2, 3]), stored, data, known=[tmp_path / "t.npz"])
+    with pytest.raises(BQNESError, match=r"t\.npz has other seeds than"):
+        pack(tmp_path / "u.npz", np.array([3]), stored, data, known=[tmp_path / "t.npz"])
+    other = dataclasses.replace(data, test=data.valid)
+    said = stored._replace(test_log_probs=stored.valid_log_probs)
+    with pytest.raises(BQNESError, match=r"t\.npz has other test_labels than"):
+        pack(tmp_path / "u.npz", np.array([3, 4]), said, other, known=[tmp_path / "t.npz"])
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -208,6 +208,8 @@ class TabulateCommand:
         seeds: from how many weight seeds each is trained: --seed and those after it.
         store: where predictions are kept; by default stores/<data>.
         table: an .npz to write the predictions to, rounded.
+        known: tables of cells that were trained before in the same way; these cells are not trained
+            again, and the table that is written has them, too.
         preset: what the flags below are by default.
         config: a YAML or JSON file with fields that differ from the preset.
         task: what is trained.
@@ -219,6 +221,7 @@ class TabulateCommand:
     seeds: int = 1
     store: Path | None = None
     table: Path | None = None
+    known: tuple[Path, ...] = ()
     preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
     task: Annotated[TaskConfig, tyro.conf.arg(name="")] = dataclasses.field(
@@ -238,6 +241,12 @@ class TabulateCommand:
         prepare_jax()
         folder = self.store or Path("stores", self.task.data_name)
         numbers = tables.choose_different(self.count, self.best, neighbours=self.neighbours)
+        for table in self.known:
+            numbers = numbers[~np.isin(numbers, tables.numbers_of(table))]
+        if not len(numbers):
+            raise BQNESError(
+                f"the known tables have all of the {self.count} cells; give a larger --count."
+            )
         with _opened(self.task, folder, seeds=self.seeds, dtype="float32") as bench:
             interruptible(
                 lambda: self._tabulate(bench, numbers),
@@ -271,7 +280,7 @@ class TabulateCommand:
             whole = stored.ok.reshape(len(numbers), self.seeds).all(axis=1)
             rows = np.repeat(whole, self.seeds)
             ok = stored._replace(**{name: one[rows] for name, one in stored._asdict().items()})
-            tables.pack(self.table, numbers[whole], ok, bench.data)
+            tables.pack(self.table, numbers[whole], ok, bench.data, known=self.known)
             say(f"table: {self.table} ({self.table.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -1,7 +1,7 @@
 """Results in memory: what each architecture of a space scored, and where such tables come from."""
 
 from bqnes_jax.tables.base import Table, Tabulated, evaluator
-from bqnes_jax.tables.packed import choose_different, find, load, names, pack, read
+from bqnes_jax.tables.packed import choose_different, find, load, names, numbers_of, pack, read
 from bqnes_jax.tables.published import nats_bench, nb201_proxy
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "names",
     "nats_bench",
     "nb201_proxy",
+    "numbers_of",
     "pack",
     "read",
 ]

@@ -2,7 +2,7 @@
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,27 +75,13 @@ def load(name: str, *, seeds: int = 1) -> Tabulated:
 
 def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
-    with damaged_means_refused(
-        path,
-        "is not a table, or damaged",
-        remedy="make it again.",
-        absent="is not there; make one with: bqnes tabulate",
-    ):
-        with open_npz(path) as file:
-            if "valid_losses" in file:
-                raise BQNESError(
-                    f"{path} has losses of NATS-Bench and no predictions, which ensembles need; "
-                    "import those into a store."
-                )
-        packed = read_arrays(path, _Packed)
-        _check_packed(packed)
+    packed = _read_packed(path)
     space = Subset(NATS, tuple(packed.numbers.tolist()))
-    seeds = len(packed.valid) // len(packed.numbers)
     log_probs, fitted = _expanded(packed.valid, _FINE), not np.isnan(packed.train).any()
     classes = _all_classes(log_probs, packed.valid_others, packed.valid_labels)
     test = _expanded(packed.test, _FINE)
     return Tabulated(
-        space if seeds == 1 else as_listed(Seeded(space, seeds)),
+        space if packed.seeds == 1 else as_listed(Seeded(space, packed.seeds)),
         Table(
             log_likelihoods=jnp.asarray(log_probs.sum(axis=1, dtype=float)),
             accuracies=jnp.asarray(packed.right / log_probs.shape[1]),
@@ -161,11 +147,40 @@ def _walk(chosen: list[int]) -> Iterator[int]:
             yield int(NATS.index(arch))
 
 
-def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> None:
+def numbers_of(path: Path) -> Int32[np.ndarray, " cells"]:
+    """Return the numbers of the cells in a table, in their order."""
+    return _read_packed(path).numbers
+
+
+def pack(
+    path: Path,
+    numbers: np.ndarray,
+    stored: Predictions,
+    data: Split,
+    *,
+    known: Sequence[Path] = (),
+) -> None:
     """Write the predictions of networks that were all trained into one file, rounded.
 
     With several seeds a cell has as many rows one after the other, and its number once.
+
+    Args:
+        path: the file.
+        numbers: the cells.
+        stored: what their networks predict.
+        data: what they were trained on.
+        known: tables of other cells that were trained on the same data, which are put into it, too.
     """
+    parts = [_round(numbers, stored, data), *map(_read_packed, known)]
+    content = io.BytesIO()
+    np.savez_compressed(content, **_join(parts, known)._asdict())
+    with writing(f"table {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
+
+
+def _round(numbers: np.ndarray, stored: Predictions, data: Split) -> "_Packed":
+    """Return the table of some cells, in the order of their numbers."""
     if not stored.ok.all():
         raise BQNESError(f"{(~stored.ok).sum()} trainings failed; leave those architectures out.")
     seeds, rest = divmod(len(stored.ok), len(numbers))
@@ -175,10 +190,10 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
             "all seeds of each."
         )
     cells = np.argsort(numbers)
-    order = (cells[:, None] * seeds + np.arange(seeds)).ravel()
+    order = _rows_of(cells, seeds)
     valid, test = stored.valid_log_probs[order], stored.test_log_probs[order]
     labels, test_labels = np.asarray(data.valid.labels), np.asarray(data.test.labels)
-    packed = _Packed(
+    return _Packed(
         numbers=np.asarray(numbers, np.int32)[cells],
         valid=_rounded(valid[:, np.arange(len(labels)), labels], _FINE).astype(np.uint16),
         valid_others=_rounded_others(valid, labels),
@@ -190,11 +205,34 @@ def pack(path: Path, numbers: np.ndarray, stored: Predictions, data: Split) -> N
         train=np.asarray(stored.train_log_likelihoods[order], float),
         train_points=np.array(len(data.train.labels)),
     )
-    content = io.BytesIO()
-    np.savez_compressed(content, **packed._asdict())
-    with writing(f"table {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.getvalue())
+
+
+def _join(parts: "Sequence[_Packed]", known: Sequence[Path]) -> "_Packed":
+    """Return one table of new cells and those of known tables, all about the same points."""
+    new = parts[0]
+    for path, part in zip(known, parts[1:], strict=True):
+        for field in (*_ABOUT_POINTS, "seeds"):
+            if not np.array_equal(getattr(part, field), getattr(new, field)):
+                raise BQNESError(
+                    f"{path} has other {field} than the cells that were trained; a table holds "
+                    "cells of one data set, one split and as many weight seeds: leave it out."
+                )
+    numbers = np.concatenate([part.numbers for part in parts])
+    if len(np.unique(numbers)) < len(numbers):
+        raise BQNESError("a cell is in two of the tables; give each cell once.")
+    cells = np.argsort(numbers)
+    rows = _rows_of(cells, new.seeds)
+    joined = {
+        field: np.concatenate([getattr(part, field) for part in parts])[rows]
+        for field in _Packed._fields
+        if field not in ("numbers", *_ABOUT_POINTS)
+    }
+    return new._replace(numbers=numbers[cells], **joined)
+
+
+def _rows_of(cells: Int[np.ndarray, " cells"], seeds: int) -> Int[np.ndarray, " size"]:
+    """Return the rows of some cells, one for each of their seeds."""
+    return (cells[:, None] * seeds + np.arange(seeds)).ravel()
 
 
 class _Packed(NamedTuple):
@@ -214,6 +252,32 @@ class _Packed(NamedTuple):
     right: Int32[np.ndarray, " size"]
     train: Float[np.ndarray, " size"]  # NaN where it is not known
     train_points: Int[np.ndarray, ""]
+
+    @property
+    def seeds(self) -> int:
+        """How many rows a cell has."""
+        return len(self.valid) // len(self.numbers)
+
+
+_ABOUT_POINTS = ("valid_labels", "test_labels", "train_points")  # and not about cells
+
+
+def _read_packed(path: Path) -> _Packed:
+    with damaged_means_refused(
+        path,
+        "is not a table, or damaged",
+        remedy="make it again.",
+        absent="is not there; make one with: bqnes tabulate",
+    ):
+        with open_npz(path) as file:
+            if "valid_losses" in file:
+                raise BQNESError(
+                    f"{path} has losses of NATS-Bench and no predictions, which ensembles need; "
+                    "import those into a store."
+                )
+        packed = read_arrays(path, _Packed)
+        _check_packed(packed)
+    return packed
 
 
 def _check_packed(packed: _Packed) -> None:
