@@ -27,6 +27,7 @@ import surrogates
 import tyro
 from against_paper import (
     ENSEMBLES,
+    LEVEL,
     MARGIN,
     PAPER_ECE,
     SURROGATES,
@@ -374,7 +375,7 @@ def report(name: str, content: dict, options: Options) -> str:
     show(f"{name} (paper: {like}), {content['seeds']} seeds", columns, rows)
     own = PUBLISHED.get(name)  # the paper's own data: claims about another are about another
     claims = [claim for claim in CLAIMS[options.table] if own is None or own in claim.about]
-    verdicts = [judge(claim, results, table.metrics) for claim in claims]
+    verdicts = judge(claims, results, table.metrics)
     claimed = [
         [claim.says, "both" if claim.about == tuple(likes) else claim.about[0], *verdict]
         for claim, verdict in zip(claims, verdicts, strict=True)
@@ -398,10 +399,11 @@ def report(name: str, content: dict, options: Options) -> str:
 
 
 LEGEND = (
-    "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t at "
-    f'95 % decides whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the '
-    "mean that it is compared with. Seeds are of the searches: that networks would come out "
-    "otherwise if they were trained again is in none of these errors.\n"
+    "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t "
+    f"decides, at {100 * LEVEL:g} % for all claims about a data set together (Holm's correction), "
+    f'whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the mean that it '
+    "is compared with. Seeds are of the searches: that networks would come out otherwise if they "
+    "were trained again is in none of these errors.\n"
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from bqnes_jax import nats_bench, tables
 from bqnes_jax.candidates import SearchConfig
@@ -62,16 +63,35 @@ NOISE = np.linspace(-0.5, 0.5, 10)
 def test_verdicts(against, ahead, strictly, verdict):
     found = results(a=100 + ahead + NOISE, b=np.full(10, 100.0))
     claim = against.Claim("a is better", "a", "b", against.LL, (), strictly)
-    said, by = against.judge(claim, found, against.ENSEMBLES)
+    ((said, by),) = against.judge([claim], found, against.ENSEMBLES)
     assert said == verdict and by.startswith(f"{ahead:+.1f} ± 0.1")
 
 
 def test_lower_is_better_where_it_is(against):
     found = results(a=np.array([0.010, 0.011, 0.012]), b=np.full(3, 0.05))
     claim = against.Claim("a is better", "a", "b", against.ECE, ())
-    assert against.judge(claim, found, against.ENSEMBLES)[0] == "holds"
+    assert against.judge([claim], found, against.ENSEMBLES)[0][0] == "holds"
     one_seed = {row: values[:1] for row, values in found.items()}
-    assert against.judge(claim, one_seed, against.ENSEMBLES)[0] == "cannot be told"
+    assert against.judge([claim], one_seed, against.ENSEMBLES)[0][0] == "cannot be told"
+
+
+def test_many_claims_are_corrected_for(against):
+    """The verdicts are those of Holm's procedure, done by hand on p-values of scipy."""
+    rng = np.random.default_rng(0)
+    rows = {f"row {i}": 100 + rng.normal(0.2 * i, 1, 10) for i in range(8)}
+    found = results(base=np.full(10, 100.0), **rows)
+    claims = [against.Claim("", row, "base", against.LL, ()) for row in rows]
+    p_values = [ttest_1samp(values - 100, 0).pvalue for values in rows.values()]
+    expected, left = {}, len(rows)
+    for row in sorted(range(len(rows)), key=lambda i: p_values[i]):
+        if p_values[row] > 0.05 / left:
+            break
+        expected[row] = "holds"
+        left -= 1
+    said = [verdict for verdict, _ in against.judge(claims, found, against.ENSEMBLES)]
+    assert said == [expected.get(i, "cannot be told") for i in range(len(rows))]
+    alone = [against.judge([claim], found, against.ENSEMBLES)[0][0] for claim in claims]
+    assert said.count("holds") < alone.count("holds")
 
 
 def test_tables_have_the_paper_beside_them(against):
