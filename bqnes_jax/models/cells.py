@@ -42,6 +42,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
+from bqnes_jax.models.edges import Operation, Passed, pass_edges
 from bqnes_jax.models.norms import (
     MOMENTUM,
     along,
@@ -58,7 +59,6 @@ from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
 
 _AXES = ("CHWN", "OIHW", "CHWN")  # of activations, as everywhere, and of PyTorch's kernels
-_ENDS = tuple(np.array(EDGES, np.int32).T)  # the sources of all edges, and their targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,11 @@ class NATSNetworkConfig:
         channels: of the first stage; doubled by each of the two reductions.
         cells: in each of the three stages.
         classes: how many.
-        layout: how a convolution is computed, with the same result. "convolution": as such.
-            "patches": as one product of matrices, much faster where `vmap` would make XLA's slow
-            grouped convolutions on a CPU. "auto": patches on CPUs.
+        layout: how a network is computed, with the same result. "convolution": with convolutions as
+            such, each edge choosing from all operations, as suits `vmap`. "patches": as products of
+            matrices, much faster than XLA's convolutions of small images on a CPU; in training an
+            edge changes arrays in place, as suits one network after another. "auto": patches on
+            CPUs.
         bfloat16: compute in bfloat16; parameters, statistics and logits stay as they are.
     """
 
@@ -183,8 +185,7 @@ class _Cell(nn.Module):
         weight, bias, *running = _norm_variables(self, (len(EDGES), 2, c))
         own = _Convolutions(kernels, weight, bias)
         if not self.train:
-            nodes, _ = _pass_edges(self.config, arch, x, own, running)
-            return nodes[3], None
+            return _pass_forward(self.config, arch, x, own, running).nodes[3], None
         trained = _train_cell(self.config, arch, x, own)
         x, mean, var = cast(tuple[Array, Array, Array], trained)
         _track(self, mean[:, None], var[:, None], x[0].size, _chosen(arch))
@@ -204,58 +205,53 @@ def _chosen(arch: Int32[Array, "6"]) -> Bool[Array, "6 2 1"]:
     return (arch[:, None] == jnp.array([CONV_1X1, CONV_3X3]))[:, :, None]
 
 
-def _operations(plain: Callable, convolution: Callable, nothing: Activations) -> list[Callable]:
-    """List what an edge may do, in the order of `OPERATIONS`.
-
-    `plain` is given a function without parameters, `convolution` the number of one; `nothing` is
-    what passes where there is no edge.
-    """
-    by_name = {
-        "none": plain(lambda x: nothing),
+def _operations(plain: Callable, convolution: Callable) -> dict[str, Operation]:
+    """Name what an edge may do: `plain` is given a function, `convolution` the number of one."""
+    return {
         "skip_connect": plain(lambda x: x),
         "nor_conv_1x1": convolution(0),
         "nor_conv_3x3": convolution(1),
         "avg_pool_3x3": plain(_average_pool),
     }
-    return [by_name[name] for name in OPERATIONS]
 
 
-def _pass_edges(
+def _pass_forward(
     config: NATSNetworkConfig,
     arch: Int32[Array, "6"],
     x: Activations,
     own: _Convolutions,
     running: list[Float[Array, "6 2 channels"]] | None = None,
-) -> tuple[Float[Array, "4 channels height width n"], tuple[Array, ...]]:
-    """Return the nodes of a cell, and of each edge the moments and the output of its convolution.
+) -> Passed:
+    """Return the nodes of a cell, and in training the moments and outputs of its convolutions.
 
-    Convolutions are normalised by running statistics, or by those of the batch. What belongs to one
-    is 0 where an edge has none.
+    Convolutions are normalised by running statistics, or in training by those of the batch. What
+    belongs to one is 0 where an edge has none.
     """
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    # Made here, or JAX would make one for each edge and keep them all.
-    nothing, no_moments = jnp.zeros_like(x), jnp.zeros(len(x), dtype)
+    train, dtype = running is None, jnp.promote_types(x.dtype, jnp.float32)
 
-    def pass_edge(nodes, edge):
-        source, target, operation, own, running = edge
+    def plain(function):
+        return lambda edge, done: (function(done.nodes[edge.source]), None)
 
-        def plain(function):
-            return lambda x: (function(x), no_moments, no_moments, nothing)
+    def convolution(i: int):
+        def apply(edge, done):
+            e = edge.number
+            y = _convolve(config, nn.relu(done.nodes[edge.source]), own.kernels[i][e])
+            moments = find_moments(y) if train else (values[e, i] for values in running)
+            mean, var = (values.astype(dtype) for values in moments)
+            out = normalise(y, mean, var, own.weight[e, i], own.bias[e, i])
+            return out, (mean, var, y) if train else None
 
-        def convolution(i: int):
-            def apply(x):
-                y = _convolve(config, nn.relu(x), own.kernels[i])
-                moments = find_moments(y) if running is None else (values[i] for values in running)
-                mean, var = (values.astype(dtype) for values in moments)
-                return normalise(y, mean, var, own.weight[i], own.bias[i]), mean, var, y
-
-            return apply
-
-        out, *rest = lax.switch(operation, _operations(plain, convolution, nothing), nodes[source])
-        return nodes.at[target].add(out), tuple(rest) if running is None else ()
+        return apply
 
     nodes = jnp.concatenate([x[None], jnp.zeros((3, *x.shape), x.dtype)])
-    return lax.scan(pass_edge, nodes, (*_ENDS, arch, own, running))
+    moments = jnp.zeros((len(EDGES), len(x)), dtype)
+    kept = (moments, moments, jnp.zeros((len(EDGES), *x.shape), x.dtype)) if train else None
+    return pass_edges(
+        arch,
+        _operations(plain, convolution),
+        Passed(nodes, kept),
+        in_place=train and config.uses_patches(),
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -271,44 +267,46 @@ def _train_cell(
 
 
 def _train_cell_forward(config, arch, x, own):
-    nodes, (mean, var, convolved) = _pass_edges(config, arch, x, own)
+    nodes, (mean, var, convolved) = _pass_forward(config, arch, x, own)
     return (nodes[3], mean, var), (arch, own, nodes, mean, var, convolved)
 
 
 def _train_cell_backward(config, residuals, gradients):
     arch, own, nodes, mean, var, convolved = residuals
 
-    def pull_edge(gradients, edge):
-        source, target, operation, own, mean, var, y = edge
-        x = nodes[source]
-        small, large = map(jnp.zeros_like, own.kernels)
-        none = jnp.zeros_like(own.weight[0])
+    def plain(function):
+        def pull(edge, done):
+            _, pull_function = jax.vjp(function, nodes[edge.source])
+            return pull_function(done.nodes[edge.target])[0], None
 
-        def plain(function):
-            def pull(gradient):
-                return jax.vjp(function, x)[1](gradient)[0], small, large, none, none
+        return pull
 
-            return pull
+    def convolution(i: int):
+        def pull(edge, done):
+            e = edge.number
+            gradient, by_weight, by_bias = pull_norm(
+                convolved[e], mean[e], var[e], own.weight[e, i], done.nodes[edge.target]
+            )
+            _, pull_conv = jax.vjp(
+                lambda x, kernel: _convolve(config, nn.relu(x), kernel),
+                nodes[edge.source],
+                own.kernels[i][e],
+            )
+            by_x, by_kernel = pull_conv(gradient)
+            kernels = (by_kernel, None) if i == 0 else (None, by_kernel)
+            return by_x, (*kernels, by_weight, by_bias)
 
-        def convolution(i: int):
-            def pull(gradient):
-                gradient, by_weight, by_bias = pull_norm(y, mean, var, own.weight[i], gradient)
-                _, pull_conv = jax.vjp(
-                    lambda x, kernel: _convolve(config, nn.relu(x), kernel), x, own.kernels[i]
-                )
-                by_x, by_kernel = pull_conv(gradient)
-                kernels = (by_kernel, large) if i == 0 else (small, by_kernel)
-                return by_x, *kernels, by_weight, by_bias
-
-            return pull
-
-        operations = _operations(plain, convolution, jnp.zeros_like(x))
-        by_x, *by_own = lax.switch(operation, operations, gradients[target])
-        return gradients.at[source].add(by_x), by_own
+        return pull
 
     last = jnp.concatenate([jnp.zeros_like(nodes[:3]), gradients[0][None]])
-    edges = (*_ENDS, arch, own, mean, var, convolved)
-    by_nodes, (small, large, *norms) = lax.scan(pull_edge, last, edges, reverse=True)
+    kept = jax.tree.map(jnp.zeros_like, (*own.kernels, own.weight[:, 0], own.bias[:, 0]))
+    by_nodes, (small, large, *norms) = pass_edges(
+        arch,
+        _operations(plain, convolution),
+        Passed(last, kept),
+        in_place=config.uses_patches(),
+        back=True,
+    )
     by_weight, by_bias = (jnp.where(_chosen(arch), values[:, None], 0) for values in norms)
     return None, by_nodes[0], _Convolutions((small, large), by_weight, by_bias)
 
