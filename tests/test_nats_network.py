@@ -206,6 +206,21 @@ def test_small_and_odd_images(size, tolerance):
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_evaluation_has_a_gradient_by_the_images(tolerance):
+    images, _, variables = setting()
+
+    def ours(images, variables, arch):
+        return NATSNetwork(CONFIG).apply(variables, arch, images)[:, 0].sum()
+
+    def theirs(images, variables):
+        return plain(variables, ARCHS[0], images, False)[0][:, 0].sum()
+
+    expected = jax.jit(jax.grad(theirs))(images, variables)
+    assert np.abs(expected).max() > 0
+    close(jax.jit(jax.grad(ours))(images, variables, ARCHS[0]), expected, tolerance(1e-4, 1e-9))
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_what_is_not_used_has_no_influence_whatever_its_value():
     images, labels, variables = setting()
     run = everything(CONFIG)
