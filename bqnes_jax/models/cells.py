@@ -236,7 +236,7 @@ def _pass_forward(
         def apply(edge, done):
             e = edge.number
             y = _convolve(config, nn.relu(done.nodes[edge.source]), own.kernels[i][e])
-            moments = find_moments(y) if train else (values[e, i] for values in running)
+            moments = find_moments(y) if running is None else (of[e, i] for of in running)
             mean, var = (values.astype(dtype) for values in moments)
             out = normalise(y, mean, var, own.weight[e, i], own.bias[e, i])
             return out, (mean, var, y) if train else None
