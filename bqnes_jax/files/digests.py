@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files.atomic import write_whole
-from bqnes_jax.files.untrusted import open_file, read_small
+from bqnes_jax.files.untrusted import Bounded, open_file, read_small
 
 DIGESTS = "SHA256SUMS"
 _LIMIT = 1 << 32  # bytes; no file of a run is as large
@@ -28,13 +28,10 @@ def write_bound(path: Path, content: bytes) -> None:
 def check_bound(path: Path, remedy: str) -> None:
     """Refuse a file that holds anything else than was ever written to it.
 
-    A directory of an older version has no digests, which is worth a warning.
+    A file of which nothing was noted may hold anything, which is worth a warning.
     """
     try:
-        with open_file(path, follow=False) as file:
-            if os.fstat(file.fileno()).st_size > _LIMIT:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = _digest_file(path)
     except OSError as error:
         raise BQNESError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
     if not is_noted(path.parent, path.name, found):
@@ -44,31 +41,39 @@ def check_bound(path: Path, remedy: str) -> None:
 
 
 def is_noted(directory: Path, name: str, digest: str) -> bool:
-    """Tell whether something has had this digest; without a file of them, warn and say yes."""
-    noted = _read(directory)
+    """Tell whether something has had this digest; where none was ever noted, warn and say yes."""
+    noted = (_read(directory) or {}).get(name)
     if noted is None:
-        warnings.warn(
-            f"{directory} has no {DIGESTS}, by which damage is found: it is of an older version, "
-            "or the file was removed.",
-            stacklevel=3,
+        warnings.warn(  # as of one place, whoever asks: Python says it once for each directory
+            f"{directory} has no {DIGESTS}, by which damage is found, or one that lacks some of "
+            "its files: it is of an older version, or the file was removed.",
+            stacklevel=1,
         )
         return True
-    return digest in noted.get(name, ())
+    return digest in noted
 
 
 def is_unknown(directory: Path, name: str) -> bool:
     """Tell whether no digest of that name was ever noted."""
-    return not (_read(directory) or {}).get(name)
+    return name not in (_read(directory) or {})
 
 
 def digest_folder(folder: Path) -> str:
     """Return the sha256 of the files in a folder: their names, and all that they hold."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
-        with open_file(path, follow=False) as file:
-            own = hashlib.file_digest(file, "sha256").hexdigest()
+        own = _digest_file(path)
         digest.update(f"{own}  {path.relative_to(folder)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    """Return the sha256 of a file; OSError if it is none, or goes on beyond any file of a run."""
+    with open_file(path, follow=False) as file:
+        try:
+            return hashlib.file_digest(Bounded(file, _LIMIT), "sha256").hexdigest()
+        except ValueError:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from None
 
 
 def note(directory: Path, name: str, digest: str) -> None:
