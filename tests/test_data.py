@@ -269,7 +269,7 @@ except BQNESError as error:
         cwd=Path(__file__).parents[1],
     ).stdout
     assert "own cannot be written to" in said and "File too large" in said
-    assert os.listdir(tmp_path / "data") == []
+    assert os.listdir(tmp_path / "data") == [".prepare.lock"]
 
 
 def test_digits_are_those_of_scikit_learn(monkeypatch):

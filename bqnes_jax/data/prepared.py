@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +30,14 @@ from bqnes_jax.files import (
     check_unpacked,
     damaged_means_refused,
     load_json,
+    locked,
     open_file,
     read_small,
 )
 
 VERSION = "1.0.0"
 _CHECKSUM = "content.sha256"  # records carry their own, but not how many there are, nor the classes
+_SCRATCH = ".prepare-"  # how folders begin that a set is written in before it has its name
 _AT_ONCE = 4096  # examples decoded together: Python objects of all would take several times more
 
 
@@ -62,8 +65,7 @@ def prepare(
     if not re.fullmatch("[a-z][a-z0-9_-]*", name):
         raise BQNESError(f"name is {name!r}; it must be of small letters, digits, '-' and '_'.")
     target = directory / tfds_name(name) / VERSION
-    if target.exists():
-        raise BQNESError(f"{target} is there already; remove it to prepare {name} again.")
+    _check_absent(target)
     if source.suffix == ".npz":
         dataset = read_npz(name, source)
         if dataset.train.inputs.ndim != 4 or dataset.train.inputs.dtype != np.uint8:
@@ -77,9 +79,10 @@ def prepare(
         dataset = read_published(name, source, verify=verify)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as scratch:
-            _write(dataset, Path(scratch))
-            made = Path(scratch) / tfds_name(name) / VERSION
+        with _scratch(directory) as scratch:
+            _check_absent(target)  # another process may have been faster
+            _write(dataset, scratch)
+            made = scratch / tfds_name(name) / VERSION
             (made / _CHECKSUM).write_text(_digest(dataset))
             target.parent.mkdir(exist_ok=True)
             os.rename(made, target)
@@ -90,6 +93,24 @@ def prepare(
             "that can be written."
         ) from error
     return target
+
+
+def _check_absent(target: Path) -> None:
+    if target.exists():
+        raise BQNESError(f"{target} is there already; remove it to prepare it again.")
+
+
+@contextlib.contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """Make a folder for work in a data directory, and remove those that killed processes left.
+
+    One process works there at a time; the others wait for it.
+    """
+    with locked(directory / ".prepare.lock", f"data directory {directory}", wait=True):
+        for left in directory.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
+            yield Path(scratch)
 
 
 def find_prepared(name: str, directory: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import secrets
@@ -15,16 +16,20 @@ from pathlib import Path
 from bqnes_jax.errors import BQNESError
 
 _ENDING = ".tmp"
-_TEMPORARY = f"*-{'[0-9a-f]' * 16}{_ENDING}"
+_TEMPORARY = f"-{'[0-9a-f]' * 16}{_ENDING}"
 _ABANDONED = 60.0  # seconds; to write one file takes less
 
 
-def write_whole(path: Path, content: bytes, *, overwrite: bool = True) -> None:
+def write_whole(path: Path, content: bytes, *, overwrite: bool = True, swept: bool = False) -> None:
     """Write a file whole or not at all, and have it on the disk when this returns.
 
-    A file that is replaced keeps its mode; a link is replaced, and what it points to stays.
+    A file that is replaced keeps its mode; a link is replaced, and what it points to stays. What
+    killed writers of the file left is removed, unless its directory is one that is swept anyway.
     """
-    name = path.with_name(f"{path.stem[:40]}-{secrets.token_hex(8)}{_ENDING}")
+    stem = path.stem[:40]
+    if not swept:
+        sweep(path.parent, f"{glob.escape(stem)}{_TEMPORARY}")
+    name = path.with_name(f"{stem}-{secrets.token_hex(8)}{_ENDING}")
     try:
         with name.open("xb") as file:
             _keep_mode(path, file.fileno())
@@ -64,12 +69,12 @@ def as_json(content: object) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
-def sweep(directory: Path, *, age: float = _ABANDONED) -> None:
+def sweep(directory: Path, names: str = f"*{_TEMPORARY}", *, age: float = _ABANDONED) -> None:
     """Remove what killed writers left in a directory; the young may belong to one at work.
 
     A clock may have been set back since: what is from the future is as old as it is far.
     """
-    for path in directory.glob(_TEMPORARY):
+    for path in directory.glob(names):
         with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
             if abs(time.time() - path.lstat().st_mtime) > age:
                 path.unlink()

@@ -445,7 +445,7 @@ def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
     forms = [(drawing, form) for drawing in drawings for form in ("png", "pdf")]
     written = {directory / f"{drawing.name}.{form}": (drawing, form) for drawing, form in forms}
     for path, (drawing, form) in written.items():
-        write_whole(path, plots.to_bytes(drawing.figure, form))
+        write_whole(path, plots.to_bytes(drawing.figure, form), swept=True)
     for path in set(directory.iterdir()) - set(written):
         if _MAY_BE_OLD.fullmatch(path.name):
             path.unlink()

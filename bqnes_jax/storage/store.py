@@ -97,7 +97,7 @@ class Store:
             if not entries.is_dir():
                 entries.mkdir(parents=True, exist_ok=True)
             if manifest is not None and not path.is_file():
-                write_whole(path, write_manifest(manifest), overwrite=False)
+                write_whole(path, write_manifest(manifest), overwrite=False, swept=True)
         there = read_manifest(path)
         if manifest is not None:
             check_same(directory, there, manifest)
@@ -111,7 +111,7 @@ class Store:
         for entry in [entries] if isinstance(entries, Entry) else entries:
             content = encode(entry, self.manifest)
             with writing(f"entry {entry.arch!r} of store {self.directory}"):
-                write_whole(self._path(entry.key), content)
+                write_whole(self._path(entry.key), content, swept=True)
 
     def get(self, arch: str, seed: int) -> Entry | None:
         """Read one entry; None if it is missing or damaged."""

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ from bqnes_jax.files.digests import digest_folder, is_noted, is_unknown, note
 
 _KEPT = 2  # one to go on from if the last is damaged
 _DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax writes it into each
+_TEMPORARY = "*.orbax-checkpoint-tmp*"  # what Orbax calls a checkpoint that it is saving
+_ASIDE = "damaged-"  # what a damaged checkpoint is called
 _ROOM = 1 << 20  # bytes that a checkpoint takes beside its numbers
+_CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # of file systems without fallocate
 
 
 @runtime_checkable
@@ -57,8 +61,9 @@ def check_same(directory: Path, recipe: dict) -> None:
 
 
 class Checkpoints:
-    """The last states of a training, by their `step`.
+    """The last states of a training, by their `step`; no other process may use the directory.
 
+    What a killed one left is removed. Of damaged checkpoints the one that was put aside last stays.
     Orbax is imported when it is needed: that takes a second or two.
     """
 
@@ -76,6 +81,7 @@ class Checkpoints:
         )
         with writing(f"training {directory}"):
             directory.mkdir(exist_ok=True)
+            _remove(directory, _TEMPORARY)  # Orbax would do it in a thread, which prints tracebacks
             _put_undescribed_aside(directory)
             self._manager = ocp.CheckpointManager(directory, options=options)
 
@@ -151,8 +157,13 @@ class Checkpoints:
         """
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
         with tempfile.TemporaryFile(dir=self._directory) as file:
-            if hasattr(os, "posix_fallocate"):
+            if not hasattr(os, "posix_fallocate"):
+                return
+            try:
                 os.posix_fallocate(file.fileno(), 0, 2 * size + _ROOM)
+            except OSError as error:
+                if error.errno not in _CANNOT_TELL:
+                    raise
 
 
 def _put_undescribed_aside(directory: Path) -> None:
@@ -191,12 +202,22 @@ def _from_step(step: int | None) -> str:
 
 
 def _put_aside(folder: Path, reason: str, otherwise: str) -> None:
-    """Rename a damaged checkpoint, and warn of it with what the training does instead."""
+    """Rename a damaged checkpoint, and warn of it with what the training does instead.
+
+    Those that were put aside before are removed.
+    """
     warnings.warn(
         f"checkpoint {folder} is damaged ({reason}) and put aside; the training {otherwise}.",
         stacklevel=3,
     )
-    os.replace(folder, folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}"))
+    _remove(folder.parent, f"{_ASIDE}*")
+    os.replace(folder, folder.with_name(f"{_ASIDE}{folder.name}-{secrets.token_hex(4)}"))
+
+
+def _remove(directory: Path, pattern: str) -> None:
+    """Remove folders as far as the system lets it: they are in nobody's way."""
+    for folder in directory.glob(pattern):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
