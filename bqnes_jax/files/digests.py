@@ -5,6 +5,7 @@ one; and lines are only ever added, so that two writers lose none. The form is t
 """
 
 import errno
+import functools
 import hashlib
 import os
 import warnings
@@ -44,13 +45,19 @@ def is_noted(directory: Path, name: str, digest: str) -> bool:
     """Tell whether something has had this digest; where none was ever noted, warn and say yes."""
     noted = (_read(directory) or {}).get(name)
     if noted is None:
-        warnings.warn(  # as of one place, whoever asks: Python says it once for each directory
-            f"{directory} has no {DIGESTS}, by which damage is found, or one that lacks some of "
-            "its files: it is of an older version, or the file was removed.",
-            stacklevel=1,
-        )
+        _warn_of(directory)
         return True
     return digest in noted
+
+
+@functools.cache
+def _warn_of(directory: Path) -> None:
+    """Warn of a directory with unknown files, once in a process and not for each of them."""
+    warnings.warn(
+        f"{directory} has no {DIGESTS}, by which damage is found, or one that lacks some of its "
+        "files: it is of an older version, or the file was removed.",
+        stacklevel=4,
+    )
 
 
 def is_unknown(directory: Path, name: str) -> bool:
