@@ -19,11 +19,11 @@ from jaxtyping import Array, Float, Int32
 from bqnes_jax import candidates
 from bqnes_jax.calibration import Calibration, select_calibrated
 from bqnes_jax.candidates import History, Info, Outcome, Prior, SearchConfig, Strategy, tell
-from bqnes_jax.candidates.base import State, empty_history, resolve_temperature
+from bqnes_jax.candidates.base import State, check_members, empty_history, resolve_temperature
 from bqnes_jax.candidates.replicates import of_the_best
 from bqnes_jax.candidates.variational import draw_diverse, fit_mean_field
 from bqnes_jax.drivers import Driver, Evaluate, Searched, scan
-from bqnes_jax.errors import BQNESError, check_choice, check_whole
+from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.kernels import Kernel
 from bqnes_jax.pooling import Pool
 from bqnes_jax.registry import Registry
@@ -318,7 +318,7 @@ def make(
             that was registered, or any `"strategy+method"`, such as `"us+corrective"`. In a space
             with weight seeds (`spaces.Seeded`) also `"BQ-W"` and `"Deep ensemble"`.
         space: what to search.
-        size: M, the number of members.
+        size: M, the number of members; at most the budget.
         kernel: between architectures; by default the one that `config.kernel` chooses.
         config: budget, batch, surrogate and the rest.
         driver: the loop of the search: `drivers.scan`, or `drivers.loop` for an `evaluate` that
@@ -338,7 +338,7 @@ def make(
         >>> result.archs.shape, result.weights.tolist()
         ((2, 6), [0.5, 0.5])
     """
-    check_whole("size", size, 1)
+    check_members("size", size, space, config)
     check_seeds(name, space, size)
     maker = find(name) if driver is scan else find_trainable(name)
     if isinstance(maker, Pair):

@@ -166,7 +166,7 @@ def combine(
     valid: ArrayLike,
     valid_labels: ArrayLike | None = None,
     *,
-    size: int = 3,
+    size: int | None = None,
     method: str = "logpool",
     names: Sequence[str] | np.ndarray | None = None,
     test: ArrayLike | None = None,
@@ -187,7 +187,8 @@ def combine(
             true class only, for methods other than `logpool`. A model with NaN has failed and is
             never a member.
         valid_labels: n true classes, from 0 to C − 1; not needed for N×n.
-        size: M, how many members; fewer where further ones would get no weight.
+        size: M, how many members, at most N; fewer where further ones would get no weight. By
+            default 3, or N if that is less.
         method: of selection, as in `selection.select`.
         names: of the models; by default their numbers.
         test: N×m×C, the same for points on which the ensemble is measured. Without them it is

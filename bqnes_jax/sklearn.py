@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bqnes_jax.combination import combine
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.studies.combine import resolve_size
 
 
 class EnsembleClassifier(ClassifierMixin, BaseEstimator):
@@ -26,7 +27,8 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         estimators: fitted classifiers with `predict_proba`, or pairs (name, classifier).
-        size: how many members.
+        size: how many members, at most as many as estimators; by default 3, or all if they are
+            fewer.
         method: of selection, as in `bqnes_jax.combine`.
         calibrate: whether a temperature follows: `"on"`, `"off"`, or `"auto"`, if it lowers the
             loss of left-out points.
@@ -46,7 +48,7 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
     """
 
     # Without types: scikit-learn wants wrong values to be refused by `fit`, not here.
-    def __init__(self, estimators=(), *, size=3, method="logpool", calibrate="auto"):
+    def __init__(self, estimators=(), *, size=None, method="logpool", calibrate="auto"):
         self.estimators = estimators
         self.size = size
         self.method = method
@@ -57,6 +59,7 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y)  # noqa: N806
         check_classification_targets(y)
         names, models = self._named()
+        resolve_size(self.size, len(models))  # before any is trained
         if not all(map(_is_fitted, models)):
             train, rest = self._halves(y)
             models = [m if _is_fitted(m) else _train(m, X[train], y[train]) for m in models]

@@ -193,7 +193,7 @@ def test_calibration_is_kept_only_where_it_helps():
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_one_point_one_model_and_certainty():
-    one = bqnes_jax.combine(np.array([[[1.0, 0.0]]]), np.array([0]), size=3, method="beam")
+    one = bqnes_jax.combine(np.array([[[1.0, 0.0]]]), np.array([0]), method="beam")
     assert one.members.tolist() == [0] and one.metrics.loss.estimate == 0
     wrong = bqnes_jax.combine(np.array([[[1.0, 0.0]] * 2]), np.array([0, 1]), method="top")
     assert wrong.predict(np.array([[[1.0, 0.0]]])).shape == (1, 2) and str(wrong)

@@ -298,6 +298,12 @@ class Situation(NamedTuple):
 Chooser = Callable[[PRNGKey, Situation, int], tuple[Int32[Array, "q length"], Float[Array, " q"]]]
 
 
+def check_members(name: str, size: object, space: Space, config: SearchConfig) -> None:
+    """Refuse more members than a search has candidates, or than a space has architectures."""
+    most = config.budget if space.size is None else min(config.budget, space.size)
+    check_whole(name, size, 1, most)
+
+
 def empty_history(budget: int, length: int) -> History:
     """Return a history without entries."""
     return History(

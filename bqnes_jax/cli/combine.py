@@ -23,7 +23,7 @@ class CombineCommand:
         predictions: an .npz with the arrays valid (models, points, classes) and valid_labels, and
             maybe test, test_labels and names; or a directory with a folder valid (and test) that
             has an .npy or .csv for each model, and valid_labels.csv (and test_labels.csv).
-        size: number of members.
+        size: number of members, at most that of models; by default 3, or all if they are fewer.
         method: of selection, such as logpool, corrective, beam, stack or caruana.
         inputs: what the arrays hold.
         calibrate: whether a temperature follows; auto if it lowers the loss of left-out points.
@@ -33,7 +33,7 @@ class CombineCommand:
     """
 
     predictions: tyro.conf.Positional[Path]
-    size: int = 3
+    size: int | None = None
     method: str = "logpool"
     inputs: Literal["probabilities", "logits", "log_probabilities"] = "probabilities"
     calibrate: Literal["auto", "on", "off", "members"] = "auto"

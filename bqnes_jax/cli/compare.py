@@ -62,7 +62,7 @@ class CompareCommand:
 
     Args:
         algorithms: which; by default all, with --live those that need no table.
-        sizes: numbers of members.
+        sizes: numbers of members, at most the budget.
         seeds: how many searches of each kind.
         weight_seeds: with how many seeds each architecture can be trained; the table in the package
             has 1, or 3 of a quarter of its cells. With several there are two more algorithms, BQ-W
@@ -151,6 +151,7 @@ class CompareCommand:
             )
 
     def _live(self, out: Path) -> list[comparison.Row]:
+        comparison.check_sizes(make_family(self.task).space, self.sizes, self.search)
         names = self.algorithms or (*_LIVE, *self._with_seeds(self.weight_seeds))
         searches = {
             (pair.strategy, pair.needs_seeds, pair.budgeted(self.search, size).budget)
@@ -309,7 +310,7 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     show_table(
         ["", "M", *formats.headers(rows)],
         [
-            [row.algorithm, str(row.size), *(shown(cell, j) for j, cell in enumerate(cells))]
+            [row.algorithm, row.members, *(shown(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, summarised, strict=True)
         ],
         title=f"{data}, test data: mean ± standard error over {seeds} seeds; as good as any {best}",

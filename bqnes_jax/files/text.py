@@ -23,6 +23,16 @@ def _shown(character: str) -> str:
     return character if harmless else character.encode("unicode_escape").decode()
 
 
+def count_members(size: int, used: int | float) -> str:
+    """Say how many members an ensemble has, and of how many if that is fewer.
+
+    Example:
+        >>> count_members(5, 5), count_members(5, 3), count_members(5, 3.25)
+        ('5', '3 of 5', '3.25 of 5')
+    """
+    return str(size) if used == size else f"{round(used, 2):g} of {size}"
+
+
 def align(lines: Sequence[Sequence[str]]) -> str:
     """Write cells in columns: the first begins at the left, the others end at the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

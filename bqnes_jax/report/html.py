@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from bqnes_jax.files.text import plain
+from bqnes_jax.files.text import count_members, plain
 from bqnes_jax.report.plots import save, signed
 from bqnes_jax.runs import Metrics
 from bqnes_jax.types import Status
@@ -138,16 +138,6 @@ class Row(NamedTuple):
     def members(self) -> str:
         """How many members, as text: those in use, if they are fewer than were asked for."""
         return count_members(self.size, self.used)
-
-
-def count_members(size: int, used: int) -> str:
-    """Say how many members an ensemble has, and of how many if that is fewer.
-
-    Example:
-        >>> count_members(5, 3)
-        '3 of 5'
-    """
-    return str(size) if used == size else f"{used} of {size}"
 
 
 class Drawing(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 
 from bqnes_jax import algorithms, candidates, drivers
 from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.candidates.base import check_members
 from bqnes_jax.data import Split, check_split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
@@ -87,6 +88,7 @@ def search(
 
 def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior | None) -> None:
     """Refuse settings and data that do not go together, before anything is trained."""
+    check_members("ensemble_size", config.ensemble_size, family.space, config.search)
     algorithms.check_seeds(config.algorithm, family.space, config.ensemble_size)
     algorithm = algorithms.find_trainable(config.algorithm)
     search_config = algorithm.budgeted(config.search, config.ensemble_size)

@@ -34,6 +34,7 @@ from bqnes_jax.types import Status
 
 MEMBERS = "members"  # a temperature for each model, and none after pooling
 BASELINES = ("beam", "caruana", "stack")
+_DEFAULT = 3  # members
 _NOISE = 0.01
 _DRAWS = 300
 _SIZES = (1, 2, 3, 4, 5, 7, 10)  # those for which the loss is shown
@@ -109,9 +110,16 @@ class Table(NamedTuple):
     said: Float[Array, "m C"]
 
 
-def study_models(models: Models, size: int, *, method: str, when: str = "auto") -> Study:
+def resolve_size(size: int | None, models: int) -> int:
+    """Return how many members an ensemble may have, by default 3; refuse more than models."""
+    size = min(_DEFAULT, models) if size is None else size
+    check_whole("size", size, 1, models)
+    return int(size)
+
+
+def study_models(models: Models, size: int | None, *, method: str, when: str = "auto") -> Study:
     """Select and calibrate an ensemble."""
-    check_whole("size", size, 1)
+    size = resolve_size(size, len(models.names))
     check_choice("method", method, methods())
     check_choice("calibrate", when, (*WHEN, MEMBERS))
     if needs_classes(method) and not models.all_classes:
@@ -126,7 +134,7 @@ def study_models(models: Models, size: int, *, method: str, when: str = "auto") 
     if when != "off" and models.all_classes and len(models.valid_labels) > 1:
         calibration = calibrate(_left_out(models, method, size), models.valid_labels)
         temperature = float(calibration.use(when))
-    return Study(models, _chosen(method, found, temperature), calibration, int(size))
+    return Study(models, _chosen(method, found, temperature), calibration, size)
 
 
 def _temper_each(models: Models) -> Models:

@@ -20,9 +20,11 @@ from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
 from bqnes_jax.calibration import calibrate_ensemble
 from bqnes_jax.candidates import Prior, SearchConfig
+from bqnes_jax.candidates.base import check_members
 from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.files.text import count_members
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.parallel import spread
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
@@ -50,6 +52,12 @@ class Row(NamedTuple):
     effective_size: float = float("nan")  # of the posterior over the candidates, mean over seeds
     calibrated_ece: Float[np.ndarray, " seeds"] | None = None
     calibrated_log_likelihood: Float[np.ndarray, " seeds"] | None = None
+    used: Int[np.ndarray, " seeds"] | None = None  # members with a weight; None if all have one
+
+    @property
+    def members(self) -> str:
+        """How many members, as text: those in use, if they are fewer; their mean over seeds."""
+        return count_members(self.size, self.size if self.used is None else float(self.used.mean()))
 
 
 class Chosen(NamedTuple):
@@ -134,10 +142,8 @@ def compare_on_table(
 
         return _repeat(once, mesh)(keys, evaluate)
 
-    labels = tabulated.test_labels
-    return _compare(
-        names, _sizes(whole, sizes), seeds, choose, predict, labels, report, ece_reference
-    )
+    labels, sizes_of = tabulated.test_labels, _sizes(whole, sizes, config)
+    return _compare(names, sizes_of, seeds, choose, predict, labels, report, ece_reference)
 
 
 def _searched_space(name: str, space: Space, size: int) -> Space:
@@ -152,7 +158,13 @@ def _searched_space(name: str, space: Space, size: int) -> Space:
     return space.first if isinstance(space, Seeded) and not jointly else space
 
 
-def _sizes(space: Space, sizes: Sequence[int]) -> Sizes:
+def check_sizes(space: Space, sizes: Sequence[int], config: SearchConfig) -> None:
+    """Refuse numbers of members that a comparison cannot have."""
+    for size in sizes:
+        check_members("size", size, space, config)
+
+
+def _sizes(space: Space, sizes: Sequence[int], config: SearchConfig) -> Sizes:
     """Return the sizes of which an algorithm has rows, by its name.
 
     One of a single architecture has as many members as there are seeds, at most.
@@ -166,8 +178,7 @@ def _sizes(space: Space, sizes: Sequence[int]) -> Sizes:
             return [size for size in sizes if size <= count_seeds(space)] or sizes
         return sizes
 
-    for size in sizes:
-        check_whole("size", size, 1)
+    check_sizes(space, sizes, config)
     return of
 
 
@@ -201,7 +212,7 @@ def compare_live(
             architectures.
         test_labels: the classes of the test points.
         names: of algorithms that need no table.
-        sizes: numbers of members.
+        sizes: numbers of members; at most the budget.
         seeds: how many searches of each strategy.
         config: of the searches.
         report: called with the name of what is done next.
@@ -211,7 +222,8 @@ def compare_live(
     for name in names:
         find_trainable(name)
     choose = choose_live(space, evaluate, seeds, config=config, prior=prior, calibrated=calibrated)
-    return _compare(names, _sizes(space, sizes), seeds, choose, predict, test_labels, report)
+    sizes_of = _sizes(space, sizes, config)
+    return _compare(names, sizes_of, seeds, choose, predict, test_labels, report)
 
 
 def choose_live(
@@ -273,7 +285,8 @@ def _compare(
             status = Status(int(np.bitwise_or.reduce(np.asarray(chosen.status))))
             worth = float(np.mean(chosen.effective_size))
             accuracies, eces, log_likelihoods = measured[:, 0].T
-            row = Row(name, size, accuracies, eces, log_likelihoods, status, worth)
+            used = np.count_nonzero(np.asarray(chosen.weights) > 0, axis=1)
+            row = Row(name, size, accuracies, eces, log_likelihoods, status, worth, used=used)
             if chosen.temperature is not None:
                 _, eces, log_likelihoods = measured[:, 1].T
                 row = row._replace(calibrated_ece=eces, calibrated_log_likelihood=log_likelihoods)

@@ -85,14 +85,18 @@ def written(cell: Cell, column: int) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Write one line for each algorithm, size and seed: what other programs read."""
+    """Write one line for each algorithm, size and seed: what other programs read.
+
+    Members are those that were asked for, used are those that have a weight.
+    """
     names = metrics_of(rows)
-    lines = ["algorithm,members,seed," + ",".join(names)]
+    lines = ["algorithm,members,used,seed," + ",".join(names)]
     for row in rows:
-        for seed, values in enumerate(zip(*(getattr(row, name) for name in names), strict=True)):
-            lines.append(
-                f"{_csv(row.algorithm)},{row.size},{seed}," + ",".join(f"{v:.6g}" for v in values)
-            )
+        columns = [getattr(row, name) for name in names]
+        used = np.full(len(columns[0]), row.size) if row.used is None else row.used
+        for seed, (count, *values) in enumerate(zip(used, *columns, strict=True)):
+            begin = f"{_csv(row.algorithm)},{row.size},{count},{seed},"
+            lines.append(begin + ",".join(f"{v:.6g}" for v in values))
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +112,7 @@ def as_text(rows: Sequence[Row]) -> str:
     for row, cells in zip(rows, summarise(rows), strict=True):
         marks = ("*" if cell.best else " " for cell in cells)
         texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
-        lines.append([_in_a_line(row.algorithm), str(row.size), *texts])
+        lines.append([_in_a_line(row.algorithm), row.members, *texts])
     return align(lines)
 
 
@@ -119,7 +123,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
         name = re.sub(r"([\\`*_\[\]<>|~$])", r"\\\1", _in_a_line(row.algorithm))
-        lines.append(f"| {name} | {row.size} | " + " | ".join(texts) + " |")
+        lines.append(f"| {name} | {row.members} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +139,7 @@ def as_latex(rows: Sequence[Row]) -> str:
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [_latex_number(written(cell, j), cell.best) for j, cell in enumerate(cells)]
         name = "".join(_LATEX.get(letter, letter) for letter in _in_a_line(row.algorithm))
-        lines.append(f"{name} & {row.size} & " + " & ".join(texts) + r" \\")
+        lines.append(f"{name} & {row.members} & " + " & ".join(texts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
