@@ -161,6 +161,15 @@ def test_a_negative_estimate_of_the_plain_gp_is_flagged():
     assert not any(jnp.isnan(value) for value in evidence)
 
 
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_an_error_beyond_the_largest_numbers_is_infinite():
+    """A variance of 3e38 times the square of a mean of 2e9 is no number of float32."""
+    found = Hyperparameters(3e38, 3e38, mean=2e9)
+    model = wsabi.condition(KERNELS[0], ARCHS[:8], jnp.zeros(8), found)
+    evidence = evidence_over(model, ARCHS[:8], jnp.ones(8) / 8)
+    assert np.isfinite(evidence.log_evidence) and evidence.posterior_sd == np.inf
+
+
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_likelihoods_500_nats_apart_give_no_nan(kernel):
     archs = jnp.tile(NATS.sample(jax.random.key(0), 30), (5, 1))

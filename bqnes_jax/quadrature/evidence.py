@@ -43,7 +43,8 @@ class Evidence(NamedTuple):
 
     `posterior_sd` is the surrogate's standard deviation of Z, `sampling_sd` the Monte Carlo error
     of its mean (zero where the sum is exact); both relative to Ẑ, so to first order those of log Ẑ.
-    A mean that is not positive has `log_evidence` −inf, infinite errors and Status.NEGATIVE.
+    A mean that is not positive has `log_evidence` −inf, infinite errors and Status.NEGATIVE. An
+    error beyond the numbers of its type is infinite, too.
     """
 
     log_evidence: Float[Array, ""]
@@ -330,7 +331,8 @@ def _in_logarithms(
     safe = jnp.where(positive, mean, 1)
 
     def relative(variance: Float[Array, ""]) -> Float[Array, ""]:
-        return jnp.where(positive, jnp.sqrt(jnp.maximum(variance, 0)) / safe, jnp.inf)
+        known = positive & ~jnp.isnan(variance)  # which a sum beyond the largest numbers is
+        return jnp.where(known, jnp.sqrt(jnp.maximum(variance, 0)) / safe, jnp.inf)
 
     return Evidence(
         log_evidence=jnp.where(positive, log_scale + jnp.log(safe), -jnp.inf),
