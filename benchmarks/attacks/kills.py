@@ -1,5 +1,6 @@
 """Each command is killed at some moment and done again: nothing is lost, nothing else comes out."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +26,50 @@ TASK = {
     "split": [40, 50, 60],
     "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
 }
+SUPERNET = {
+    "image_size": 4,
+    "split": [40, 50, 60],
+    "train": {
+        "steps": 20,
+        "batch": 20,
+        "save_every": 1,
+        "network": {
+            "space": {"blocks": 1, "layers": 2, "widths": 2},
+            "channels": [3],
+            "strides": [2],
+            "expansion": 2,
+            "stem": 3,
+            "head": 4,
+        },
+    },
+}
 THIRDS = ("1st", "2nd", "3rd")
+
+
+def wait_for_a_third(process, folder: Path, draws: random.Random, seconds: float) -> str:
+    """Wait for a part of the seconds that a command takes; return in which third it then is."""
+    moment = draws.random()
+    process.join(moment * seconds)
+    return f"{THIRDS[int(3 * moment)]} third"
+
+
+def wait_for_a_save(process, folder: Path, draws: random.Random, seconds: float) -> str:
+    """Wait until Orbax has been seen at work on a checkpoint, at once or after some others."""
+    seen = being_saved(folder)
+    goal = len(seen) + draws.randrange(1, 20)
+    while process.is_alive() and len(seen) < goal:
+        time.sleep(0.001)
+        seen |= being_saved(folder)
+    return "while Orbax saves"
+
+
+def being_saved(folder: Path) -> set[tuple[str, int]]:
+    """Return the checkpoints that are half written, each with when a file was added to it."""
+    found = set()
+    for path in folder.glob("run/supernet/checkpoints/*.orbax-checkpoint-tmp*"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 class Command(NamedTuple):
@@ -35,11 +79,13 @@ class Command(NamedTuple):
         typed: after `bqnes`.
         outcome: reads what comes out of it from its folder.
         of_run: whether it begins with a finished run.
+        wait: waits for a moment to kill it, and says which.
     """
 
     typed: str
     outcome: Callable[[Path], object]
     of_run: bool = False
+    wait: Callable[..., str] = wait_for_a_third
 
 
 def of_run(folder: Path) -> list:
@@ -70,6 +116,11 @@ def of_saved(folder: Path) -> list:
 SEARCH = "--initial 4 --budget 8 --batch 2"
 COMMANDS = {
     "run": Command(f"run --config task.yaml {SEARCH} --out run", of_run),
+    "run with a supernet": Command(
+        f"run --family slimmable --algorithm NES-RE --config supernet.yaml {SEARCH} --out run",
+        of_run,
+        wait=wait_for_a_save,
+    ),
     "tabulate": Command(
         "tabulate --config task.yaml --count 4 --best 0 --store store --table table.npz", of_table
     ),
@@ -91,6 +142,7 @@ def prepare(folder: Path) -> None:
     """Make what the commands read."""
     folder.mkdir()
     (folder / "task.yaml").write_text(json.dumps(TASK))
+    (folder / "supernet.yaml").write_text(json.dumps(SUPERNET))
     draw = np.random.default_rng(0)
     said = draw.dirichlet(np.ones(3), (5, 60))
     np.savez(folder / "models.npz", valid=said, valid_labels=draw.integers(0, 3, 60))
@@ -159,11 +211,10 @@ class Killer:
         self._begin(command)
         moments = []
         for _ in range(TIMES):
-            moment = draws.random()
             process = self._start(command)
-            process.join(moment * seconds)
+            moment = command.wait(process, self._folder, draws, seconds)
             if process.is_alive():
-                moments.append(THIRDS[int(3 * moment)])
+                moments.append(moment)
             process.kill()
             process.join()
         process = self._start(command)
@@ -186,5 +237,5 @@ def attack(tally: Tally, scratch: Path) -> None:
             draws = random.Random(f"{tally.tried('kills')} {name}")
             moments, found, note = killer.kill(name, draws)
             for moment in moments:
-                tally.add("kills", f"{name}, {moment} third", note, tried=1, **{found: 1})
+                tally.add("kills", f"{name}, {moment}", note, tried=1, **{found: 1})
             tally.write()
