@@ -143,7 +143,7 @@ def test_what_went_differently_is_said_once(capsys):
     """Of searches and of selections, and in which rows."""
     from bqnes_jax.cli import main
 
-    search = ["--initial", "4", "--budget", "6", "--fit.noise-bounds", "1e-5", "2e-5"]
+    search = ["--initial", "4", "--budget", "10", "--fit.noise-bounds", "1e-5", "2e-5"]
     search += ["--fit.mean", "zero"]
     names = ["Best single", "NES-RE", "BQ-S"]
     assert main(["compare", "--algorithms", *names, "--seeds", "1", *search]) == 0
