@@ -190,6 +190,7 @@ def test_how_it_is_written():
         "algorithm": "A_1",
         "members": "3",
         "seed": "0",
+        "used": "3",
         "accuracy": "0.5",
         "ece": "0.1",
         "log_likelihood": "-1",

@@ -82,7 +82,7 @@ def test_exported_tables_hold_names_as_text(name):
     numbers = np.array([0.5, 0.6])
     rows = [Row(one, 3, numbers, numbers, numbers) for one in (name, "BQ-S")]
     cells = list(csv.reader(io.StringIO(formats.as_csv(rows))))
-    assert len(cells) == 5 and {len(line) for line in cells} == {6}
+    assert len(cells) == 5 and {len(line) for line in cells} == {7}
     assert not cells[1][0].startswith(tuple("=+-@\t\r\n"))
     assert cells[1][0].removeprefix("'") == plain(name)
     latex = formats.as_latex(rows).splitlines()

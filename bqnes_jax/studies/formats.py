@@ -90,12 +90,12 @@ def as_csv(rows: Sequence[Row]) -> str:
     Members are those that were asked for, used are those that have a weight.
     """
     names = metrics_of(rows)
-    lines = ["algorithm,members,used,seed," + ",".join(names)]
+    lines = ["algorithm,members,seed,used," + ",".join(names)]
     for row in rows:
         columns = [getattr(row, name) for name in names]
         used = np.full(len(columns[0]), row.size) if row.used is None else row.used
         for seed, (count, *values) in enumerate(zip(used, *columns, strict=True)):
-            begin = f"{_csv(row.algorithm)},{row.size},{count},{seed},"
+            begin = f"{_csv(row.algorithm)},{row.size},{seed},{count},"
             lines.append(begin + ",".join(f"{v:.6g}" for v in values))
     return "\n".join(lines) + "\n"
 
