@@ -190,11 +190,16 @@ def choose_greedily(
         top = jnp.max(scores)
         place = jnp.argmin(jnp.where(scores >= top - alike, few, len(eligible)))
         rounding = 2 * jnp.finfo(jnp.float32).eps * jnp.abs(least)
-        return lax.cond(
-            top - alike > least + rounding,
-            lambda: (few[place], scores[place]),
-            lambda: best_of_all(current, eligible),
-        )
+
+        # A loop instead of a condition: under `vmap` it is entered only where a search needs it.
+        def is_doubtful(found):
+            return ~found[0]
+
+        def look_at_all(_):
+            return jnp.asarray(True), *best_of_all(current, eligible)
+
+        certain = top - alike > least + rounding
+        return lax.while_loop(is_doubtful, look_at_all, (certain, few[place], scores[place]))[1:]
 
     def choose(carry, slot):
         chosen, filled, eligible = carry

@@ -87,7 +87,8 @@ class Posterior:
         """Return the mean, and variances from the longest axes alone, which are larger; or None.
 
         With λ the squared lengths of some axes v it is a·[k(α, α) − Σ λ/(λ + ρ) (ψ(α)v)²]. Axes
-        along which points are many explain most of what is known.
+        along which points are many explain most of what is known. A bound needs few digits: the sum
+        is in float32, and raised by what that may round off.
         """
         if self.axes is None:
             return None
@@ -323,8 +324,9 @@ def _outlook(posterior: Posterior, archs: Num[Array, "m length"], axes: Axes) ->
     basis = posterior.kernel.features(archs)
     squares = axes.lengths[-_LONGEST:] ** 2
     explained = squares / (squares + noise / amplitude)
-    half = matmul(basis, axes.vectors[:, -_LONGEST:] * jnp.sqrt(explained))
-    rounding = 1 + 64 * jnp.finfo(amplitude.dtype).eps
+    longest = axes.vectors[:, -_LONGEST:] * jnp.sqrt(explained)
+    half = matmul(basis.astype(jnp.float32), longest.astype(jnp.float32))
+    rounding = 1 + 64 * jnp.finfo(half.dtype).eps
     variance = rounding * posterior.kernel.diag(archs) - jnp.sum(half**2, axis=1)
     return Prediction(mean + matmul(basis, posterior.coefficients), amplitude * variance)
 
