@@ -26,14 +26,15 @@ def evolution(
     prior = situation.landscape.prior
     draws = draw_fresh(draw_key, space, history, q, prior=prior)
 
-    parents, weights = _parents(history, config)
-    chosen = jax.random.categorical(parent_key, jnp.log(weights), shape=(_TRIES * q,))
-    keys = jax.random.split(mutate_key, _TRIES * q)
-    mutants = jax.vmap(space.mutate)(keys, history.archs[parents[chosen]])
-    offspring = first_fresh(jnp.concatenate([mutants, draws]), history, q, prior=prior)
+    def breed() -> Int32[Array, "q length"]:
+        parents, weights = _parents(history, config)
+        chosen = jax.random.categorical(parent_key, jnp.log(weights), shape=(_TRIES * q,))
+        keys = jax.random.split(mutate_key, _TRIES * q)
+        mutants = jax.vmap(space.mutate)(keys, history.archs[parents[chosen]])
+        return first_fresh(jnp.concatenate([mutants, draws]), history, q, prior=prior)
 
     grown = jnp.sum(history.finite) >= config.population
-    return jnp.where(grown, offspring, draws), jnp.zeros(q)
+    return jax.lax.cond(grown, breed, lambda: draws), jnp.zeros(q)
 
 
 def _parents(
