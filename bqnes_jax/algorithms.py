@@ -32,6 +32,7 @@ from bqnes_jax.selection import (
     SelectionInfo,
     methods,
     needs_classes,
+    needs_kernel,
     select,
 )
 from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
@@ -157,12 +158,13 @@ def select_ensemble(
     """
     history, trace = searched
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
+    alike = needs_kernel(algorithm.method)
     given = Given(
         algorithm.own(history, size if limit is None else limit),
-        strategy.gram(last, history.archs),
+        strategy.gram(last, history.archs) if alike else None,
         None if strategy.prior is None else strategy.prior(history.archs),
         last.temperature,
-        strategy.rule(last, history),
+        strategy.rule(last, history) if alike else None,
         classes,
     )
     method, arguments = algorithm.method, given.arguments()

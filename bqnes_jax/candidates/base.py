@@ -291,7 +291,13 @@ class Situation(NamedTuple):
     landscape: Landscape
     config: SearchConfig
     history: History
-    model: LikelihoodModel
+    fitted: LikelihoodModel | None  # None where nothing has to be believed
+
+    @property
+    def model(self) -> LikelihoodModel:
+        """The surrogate of the likelihood."""
+        assert self.fitted is not None, "the strategy was made without a surrogate"
+        return self.fitted
 
 
 # Asks for q architectures: their rows, and a score of each.

@@ -1,6 +1,7 @@
 """Strategies by name."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from bqnes_jax.candidates.base import (
     Situation,
     State,
     Strategy,
+    Summands,
     empty_history,
     resolve_temperature,
 )
@@ -91,6 +93,7 @@ def make(
     kernel: Kernel | None = None,
     config: SearchConfig = SearchConfig(),
     prior: Prior | None = None,
+    beliefs: bool = True,
 ) -> Strategy:
     """Make the strategy of that name: one of `strategies()`, or your own.
 
@@ -106,6 +109,8 @@ def make(
         prior: a pure function of n×length architectures that returns n log-weights, which need not
             be normalised; −inf rules an architecture out. By default all are equally likely. Of a
             space with weight seeds it is given the architectures, without their seeds.
+        beliefs: whether a strategy that asks no surrogate fits one nevertheless, to report the
+            evidence. Without, evidence and hyper-parameters are NaN, and the kernel is not fitted.
 
     Returns:
         A `Strategy`.
@@ -130,24 +135,22 @@ def make(
     kernel = make_kernel(space, config.kernel) if kernel is None else kernel
     landscape = make_landscape(space, kernel, config, prior=_without_seeds(prior, space))
     batch = min(config.batch, space.size or config.batch)
+    fits = beliefs or uses_surrogate(name)
 
     def init(key: PRNGKey) -> tuple[State, Info]:
         draw_key, reference_key = jax.random.split(key)
         history = empty_history(config.budget, len(space.options))
         asked = draw_fresh(draw_key, space, history, config.initial, prior=landscape.prior)
-        shape = first_shape(landscape, config, history)
+        shape = first_shape(landscape, config, history) if fits else None
         state = State(history, landscape.reference(reference_key), shape)
-        nothing = jnp.asarray(jnp.nan)
         return state, Info(
             archs=asked,
             scores=log_probability(space, history, asked, prior=landscape.prior),
             count=history.count,
             best=-jnp.asarray(jnp.inf),
-            temperature=nothing,
+            temperature=jnp.asarray(jnp.nan),
             effective_size=jnp.asarray(0.0),
-            evidence=Evidence(nothing, nothing, nothing, jnp.int32(Status.EMPTY)),
-            hyperparameters=Hyperparameters(nothing, nothing, nothing),
-            kernel=landscape.kernel,
+            **_believed(landscape, None, state.reference),
         )
 
     def ask(key: PRNGKey, state: State) -> tuple[State, Info]:
@@ -161,10 +164,10 @@ def make(
         history = state.history.first(size)
         first = history.known[: config.initial]
         temperature = resolve_temperature(config, first, history.points)
-        model, shape = refit_model(landscape, history, config, temperature, state.shape)
+        model, shape = None, state.shape
+        if fits:
+            model, shape = refit_model(landscape, history, config, temperature, shape)
         archs, scores = chooser(key, Situation(space, landscape, config, history, model), batch)
-        rows, weights = landscape.summands(state.reference)
-        sampled = state.reference is not None
         return shape, Info(
             archs=archs,
             scores=scores,
@@ -172,9 +175,7 @@ def make(
             best=jnp.max(history.known),
             temperature=temperature,
             effective_size=effective_size(history.known / temperature),
-            evidence=weighted_evidence(model, rows, weights, sampled=sampled),
-            hyperparameters=model.latent.hyperparameters,
-            kernel=model.latent.kernel,
+            **_believed(landscape, model, state.reference),
         )
 
     def gram(info: Info, archs: Architectures) -> Float[Array, "n n"]:
@@ -243,6 +244,25 @@ def refit_model(
         config=config.warp,
         fit_config=config.fit,
     )
+
+
+def _believed(
+    landscape: Landscape, model: LikelihoodModel | None, reference: Summands | None
+) -> dict[str, Any]:
+    """Return what `Info` says of a surrogate; where there is none, that nothing is known."""
+    if model is None:
+        nothing = jnp.asarray(jnp.nan)
+        return {
+            "evidence": Evidence(nothing, nothing, nothing, jnp.int32(Status.EMPTY)),
+            "hyperparameters": Hyperparameters(nothing, nothing, nothing),
+            "kernel": landscape.kernel,
+        }
+    rows, weights = landscape.summands(reference)
+    return {
+        "evidence": weighted_evidence(model, rows, weights, sampled=reference is not None),
+        "hyperparameters": model.latent.hyperparameters,
+        "kernel": model.latent.kernel,
+    }
 
 
 def stages(budget: int) -> tuple[int, ...]:

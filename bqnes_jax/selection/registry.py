@@ -116,6 +116,11 @@ def pool_of(name: str) -> Pool:
     return _METHODS.find(name).pool
 
 
+def needs_kernel(name: str) -> bool:
+    """Tell whether a method has to know how alike the candidates are."""
+    return _METHODS.find(name).needs_kernel
+
+
 def needs_classes(name: str) -> bool:
     """Tell whether a method has to know the log-probabilities of all classes."""
     return _METHODS.find(name).needs_classes

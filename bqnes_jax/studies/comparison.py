@@ -29,7 +29,7 @@ from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.parallel import spread
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
 from bqnes_jax.quadrature import effective_size
-from bqnes_jax.selection import takes_limit
+from bqnes_jax.selection import needs_kernel, takes_limit
 from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, count_seeds
 from bqnes_jax.tables import Tabulated, evaluator
 from bqnes_jax.types import Status
@@ -106,9 +106,13 @@ def compare_on_table(
     keys = jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(seeds)))
     calibrated = calibrated and table.classes is not None
 
+    # A surrogate that nobody asks is half of a program.
+    alike = {found.strategy for found in _pairs(names) if needs_kernel(found.method)}
+
     @functools.cache
     def searched(strategy: str, space: Space, config: SearchConfig):
-        made = candidates.make(strategy, space, config=config, prior=prior)
+        beliefs = strategy in alike
+        made = candidates.make(strategy, space, config=config, prior=prior, beliefs=beliefs)
         return _repeat(lambda key, evaluate: scan(made, config, key, evaluate), mesh)(
             keys, evaluate
         )
@@ -144,6 +148,11 @@ def compare_on_table(
 
     labels, sizes_of = tabulated.test_labels, _sizes(whole, sizes, config)
     return _compare(names, sizes_of, seeds, choose, predict, labels, report, ece_reference)
+
+
+def _pairs(names: Sequence[str]) -> list[Pair]:
+    """Return those algorithms that choose candidates and then select among them."""
+    return [found for found in map(algorithms.find, names) if isinstance(found, Pair)]
 
 
 def _searched_space(name: str, space: Space, size: int) -> Space:
