@@ -2,13 +2,16 @@
 
 Every stage of a search is timed at some sizes of what it may depend on (candidates, validation
 points, classes, the space), compiled and warm; an exponent is fitted to the times and carried on
-to 10⁴ candidates, 10⁶ validation points and a space of 10¹⁵. Training is not among the stages: its
-cost is that of one network times their number, divided by the devices.
+to 10⁴ candidates, 10⁶ validation points and a space of 10¹⁵, or measured there where it takes
+seconds. Training is not among the stages: its cost is that of one network times their number,
+divided by the devices.
 
     python benchmarks/scaling.py
+    python benchmarks/scaling.py --table  # README's, of what was measured last
 """
 
 import functools
+import json
 import math
 import tempfile
 from collections.abc import Callable
@@ -20,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from against_paper import as_markdown
 from shared import RESULTS, console, one_sentence, show, timed, write
 from timing import as_seconds, description, exponent
 
@@ -40,12 +44,17 @@ class Options:
     """Calls of which the median is taken."""
     shrink: int = 1
     """Divide all sizes, to try it out."""
+    table: bool = False
+    """Measure nothing; print the table of README, of the results that are there."""
     out: Path = RESULTS / "scaling.json"
     """Where to write the results."""
 
 
-# A share, and a function without arguments: what is timed is the sum over such parts.
-Part = tuple[float, Callable[[], Any]]
+class Part(NamedTuple):
+    """A function without arguments, and how often it is called in each of what is timed."""
+
+    share: float
+    run: Callable[[], Any]
 
 
 class Stage(NamedTuple):
@@ -55,8 +64,9 @@ class Stage(NamedTuple):
         name: of the stage.
         grows: what the sizes are of.
         sizes: four of them, or more.
-        prepare: from a size to a function without arguments, or to parts.
+        prepare: from a size to what is timed.
         target: a size that is predicted.
+        measured: whether that size is measured as well.
     """
 
     name: str
@@ -64,6 +74,7 @@ class Stage(NamedTuple):
     sizes: tuple[int, ...]
     prepare: Callable[[int], Callable[[], Any] | list[Part]]
     target: int
+    measured: bool = False
 
 
 def log_probs_of(candidates: int, points: int) -> np.ndarray:
@@ -73,22 +84,38 @@ def log_probs_of(candidates: int, points: int) -> np.ndarray:
     return -np.logaddexp(0, -(1.5 + skill + random.normal(size=(candidates, points)))).astype("f4")
 
 
-def step(space: Space, candidates: int) -> list[Part]:
-    """Fit the surrogate to candidates, score the space, ask for one more.
+class Step(NamedTuple):
+    """The last step of a search: with length scales fitted anew, and with those of a step before.
 
-    Where a fit is kept for some steps, those that keep it count for as many as they are.
+    Where no length scales are fitted, `kept` is None.
     """
-    config = SearchConfig(initial=candidates, budget=candidates)
+
+    fitted: Callable[[], Any]
+    kept: Callable[[], Any] | None
+    every: int  # steps, in which they are fitted once
+
+
+@functools.cache
+def last_step(space: Space, candidates: int) -> Step:
+    """Prepare to fit the surrogate to all candidates, score the space and ask for one more."""
+    config = SearchConfig(initial=min(10, candidates), budget=candidates)
     strategy = make("us", space, config=config)
-    state, info = strategy.init(jax.random.key(0))
-    log_likelihoods = log_probs_of(candidates, 500).sum(axis=1)
-    state = tell(state, Outcome(info.archs, jnp.asarray(log_likelihoods), None))
-    ask = functools.partial(jax.jit(strategy.ask), jax.random.key(1))
+    archs = space.sample(jax.random.key(2), candidates)
+    log_likelihoods = jnp.asarray(log_probs_of(candidates, 500).sum(axis=1))
+    state = tell(strategy.init(jax.random.key(0))[0], Outcome(archs, log_likelihoods))
+    ask = functools.partial(strategy.ask, jax.random.key(1))
     after = ask(state)[0]
-    if after.shape is None:
-        return [(1.0, lambda: ask(state))]
-    share = 1 / math.ceil(config.fit.growth * candidates)
-    return [(share, lambda: ask(state)), (1 - share, lambda: ask(after))]
+    every = math.ceil(config.fit.growth * candidates)
+    is_kept = after.shape is not None and after.shape.axes is None
+    return Step(lambda: ask(state), (lambda: ask(after)) if is_kept else None, every)
+
+
+def step(space: Space, candidates: int) -> list[Part]:
+    """Prepare what a step takes on average: steps that keep length scales count as often."""
+    fitted, kept, every = last_step(space, candidates)
+    if kept is None:
+        return [Part(1.0, fitted)]
+    return [Part(1 / every, fitted), Part(1 - 1 / every, kept)]
 
 
 _BLOCK = SlimmableSpace(blocks=1, layers=3).count
@@ -147,6 +174,15 @@ STAGES = (
         (*CANDIDATES, 1600),
         lambda n: step(unlisted(_BLOCK**7), n),
         MANY,
+        measured=True,
+    ),
+    Stage(
+        "… one that fits length scales",
+        "candidates",
+        (*CANDIDATES, 1600),
+        lambda n: last_step(unlisted(_BLOCK**7), n).fitted,
+        MANY,
+        measured=True,
     ),
     Stage(
         "a step, a pool of the space",
@@ -185,7 +221,7 @@ STAGES = (
 def seconds_of(run: Callable[[], Any] | list[Part], repeats: int) -> float:
     """Return the median of warm calls."""
     if isinstance(run, list):
-        return sum(share * seconds_of(part, repeats) for share, part in run)
+        return sum(part.share * seconds_of(part.run, repeats) for part in run)
     timed(run)
     took = [timed(run)[1] for _ in range(repeats)]
     if np.median(took) < _SMALL:
@@ -194,10 +230,17 @@ def seconds_of(run: Callable[[], Any] | list[Part], repeats: int) -> float:
 
 
 def measure(stage: Stage, options: Options) -> dict:
-    sizes = [max(4, size // options.shrink) for size in stage.sizes]
-    seconds = [seconds_of(stage.prepare(size), options.repeats) for size in sizes]
+    def seconds_at(size: int) -> float:
+        return seconds_of(stage.prepare(size), options.repeats)
+
+    def shrink(size: int) -> int:
+        return max(4, size // options.shrink)
+
+    sizes = [shrink(size) for size in stage.sizes]
+    seconds = [seconds_at(size) for size in sizes]
     grows = exponent(sizes[-3:], seconds[-3:])  # the smallest is mostly overhead
-    target = stage.target
+    target = shrink(stage.target) if stage.measured else stage.target
+    carried = seconds[-1] * (target / sizes[-1]) ** max(grows, 0)
     return {
         "stage": stage.name,
         "grows": stage.grows,
@@ -205,32 +248,50 @@ def measure(stage: Stage, options: Options) -> dict:
         "seconds": seconds,
         "exponent": grows,
         "target": target,
-        "predicted": seconds[-1] * (target / sizes[-1]) ** max(grows, 0),
+        "predicted": carried,
+        "measured": seconds_at(target) if stage.measured else None,
     }
 
 
 def as_count(number: int) -> str:
-    return f"{number:,}" if number < 10**7 else f"{number:.0e}"
+    """Write a whole number, a large one with a power of ten.
+
+    >>> as_count(15_625), as_count(10**15), as_count(5_352_009_260_481)
+    ('15,625', '10¹⁵', '5·10¹²')
+    """
+    if number < 10**7:
+        return f"{number:,}"
+    digit, power = f"{number:.0e}".split("e+")
+    raised = "10" + str(int(power)).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return raised if digit == "1" else f"{digit}·{raised}"
+
+
+COLUMNS = ["stage", "by", "smallest", "largest", "exponent", "carried on"]
 
 
 def line(result: dict) -> list[str]:
     ends = ((result["sizes"][i], result["seconds"][i]) for i in (0, -1))
+    found = result["predicted"] if result["measured"] is None else result["measured"]
+    far = f"{as_count(result['target'])}: {as_seconds(found)}"
     return [
         result["stage"],
         result["grows"],
         *(f"{as_count(size)}: {as_seconds(seconds)}" for size, seconds in ends),
         f"{result['exponent']:.2f}",
-        f"{as_count(result['target'])}: {as_seconds(result['predicted'])}",
+        far if result["measured"] is None else f"{far}, measured",
     ]
 
 
 def main(options: Options) -> None:
+    if options.table:
+        stages = json.loads(options.out.read_text())["stages"]
+        print(as_markdown(COLUMNS, [line(result) for result in stages], names=2))
+        return
     results = []
     for stage in STAGES:
         results.append(measure(stage, options))
         console.print("  ".join(line(results[-1])), style="dim")
-    columns = ["stage", "by", "smallest", "largest", "exponent", "carried on"]
-    show("cost of each stage", columns, [line(result) for result in results], names=2)
+    show("cost of each stage", COLUMNS, [line(result) for result in results], names=2)
     write(options.out, {"machine": description(), "stages": results})
 
 
