@@ -335,7 +335,7 @@ def training(count: int, steps: int = 20, of_networks: int = 200, of_steps: int 
         failed = int(np.sum(trained.failed))
         return f"{failed} failed", failed == 0
 
-    fields = {"check": check, "ratio": 1.0, "amortise": 1 / (of_networks * of_steps)}
+    fields = {"check": check, "ratio": 2.0, "amortise": 1 / (of_networks * of_steps)}
     torch = (archs, data, steps, _BATCH, _CHANNELS, _CELLS)
     return Case(
         [
@@ -375,7 +375,7 @@ def prediction(count: int, members: int = 10) -> Case:
     torch, loop = (archs, _CHANNELS, _CELLS, images, 256), "a loop over members"
     return Case(
         [
-            ours("all at once", together, check=check, ratio=1.0, against=loop),
+            ours("all at once", together, check=check, ratio=1.0),
             peer(loop, lambda: one_by_one, check=check),
             peer("PyTorch in a loop", peers.torch_loop, *torch, check=check),
         ],
