@@ -48,8 +48,13 @@ def make_surface(seed: int):
     dimension = SPACE.coordinates(SPACE.sample(jax.random.key(0), 1)).shape[1]
     centre, weights = draw.random(dimension), draw.gamma(1.0, size=dimension)
 
+    def distance(archs):
+        return jnp.sum(weights * (SPACE.coordinates(archs) - centre) ** 2, axis=1)
+
+    spread = jnp.std(distance(SPACE.sample(jax.random.key(seed), 1000)))
+
     def surface(archs):
-        return -3 * jnp.sum(weights * (SPACE.coordinates(archs) - centre) ** 2, axis=1)
+        return -1.5 * distance(archs) / spread  # nats, so that a few draws do not make up the sum
 
     return surface
 
