@@ -1,6 +1,7 @@
 """Where the command `bqnes` starts: it can be stopped before anything heavy is imported.
 
-The imports take seconds, and nothing is at stake meanwhile: Ctrl-C ends the process at once.
+The imports take seconds, and nothing is at stake meanwhile: Ctrl-C ends the process at once. The
+first tenth of a second, in which Python itself starts, is out of reach.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 import errno
 import os
+import re
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +27,23 @@ def read_all(folder):
 
 
 def test_a_run_that_lost_its_digests_can_be_written_and_read(tmp_path):
-    """One warning says so, however many files are read; what was written since is bound."""
+    """A warning says so at each reading; what was written since is bound."""
     ensemble = a_run(tmp_path).saved_ensemble()
     (tmp_path / DIGESTS).unlink()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    says = f"{tmp_path} has no {DIGESTS}, by which damage is found"
+    with pytest.warns(UserWarning, match=says):
         assert read_all(tmp_path)[-1] is not None
-        ensemble.save()
+    ensemble.save()
+    with pytest.warns(UserWarning, match=says):
         assert read_all(tmp_path)[-1] is not None
-    (warning,) = said
-    assert f"{tmp_path} has no {DIGESTS}, by which damage is found" in str(warning.message)
     assert [line.split()[1] for line in (tmp_path / DIGESTS).read_text().splitlines()] == [
         "ensemble.json"
     ]
     (tmp_path / "ensemble.json").write_bytes(b"{}")
-    with pytest.raises(BQNESError, match=r"ensemble.json has been altered"):
+    with (
+        pytest.warns(UserWarning, match=says),
+        pytest.raises(BQNESError, match=r"ensemble.json has been altered"),
+    ):
         read_all(tmp_path)
 
 
@@ -88,3 +90,25 @@ def test_room_is_asked_for_where_the_file_system_can_tell(number, tmp_path, monk
         else:
             checkpoints.save(state_at(1))
             assert int(checkpoints.latest(state_at(0)).step) == 1
+
+
+def test_a_size_in_a_config_is_no_more_trusted_than_a_flag(tmp_path):
+    a_run(tmp_path)
+    (tmp_path / DIGESTS).unlink()
+    config = (tmp_path / "config.json").read_text()
+    larger = re.sub(r'"ensemble_size": \d+', '"ensemble_size": 1000000000', config)
+    assert larger != config
+    (tmp_path / "config.json").write_text(larger)
+    with (
+        pytest.warns(UserWarning, match="has no"),
+        pytest.raises(BQNESError, match="size is 1000000000"),
+    ):
+        Run.load(tmp_path).ensemble()
+
+
+def test_a_search_that_is_no_file_is_not_called_unfinished(tmp_path):
+    a_run(tmp_path)
+    (tmp_path / "search.npz").unlink()
+    (tmp_path / "search.npz").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BQNESError, match=r"search\.npz cannot be read"):
+        Run.load(tmp_path)

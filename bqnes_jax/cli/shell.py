@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -37,7 +36,8 @@ def console(stderr: bool = False) -> Console:
     """Return the console; in a pipe, one that is wide enough for every table."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+    wrap = not stream.isatty()
+    return Console(file=stream, width=width, highlight=False, emoji=False, soft_wrap=wrap)
 
 
 def warn(sentences: Sequence[str]) -> None:
@@ -53,9 +53,16 @@ def complain(text: str) -> None:
 
 @contextlib.contextmanager
 def warnings_in_a_line() -> Iterator[None]:
-    """Print what Python code warns of as a line, without the place that it comes from."""
+    """Print what Python code warns of as a line, once, without the place that it comes from."""
+    said = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            warn([str(message)])
+
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: warn([str(message)])
+        warnings.showwarning = show
         yield
 
 
@@ -106,7 +113,7 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         yield _lines(out, what)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -114,10 +121,10 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=out) as bar:
-        task = bar.add_task(f"{escape(plain(what))} (compiling first)", total=None)
+        task = bar.add_task(f"{plain(what)} (compiling first)", total=None)
 
         def update(done: int, total: int, what: str = what) -> None:
-            bar.update(task, description=escape(plain(what)), completed=done, total=total)
+            bar.update(task, description=plain(what), completed=done, total=total)
 
         yield update
 
@@ -130,7 +137,7 @@ def status_line() -> Iterator[Callable[[str], None]]:
         yield complain
         return
     with out.status("") as status:
-        yield lambda text: status.update(escape(plain(text)))
+        yield lambda text: status.update(Text(plain(text)))
 
 
 def _lines(out: Console, what: str) -> Callable[..., None]:

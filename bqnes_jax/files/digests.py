@@ -5,7 +5,6 @@ one; and lines are only ever added, so that two writers lose none. The form is t
 """
 
 import errno
-import functools
 import hashlib
 import os
 import warnings
@@ -45,19 +44,13 @@ def is_noted(directory: Path, name: str, digest: str) -> bool:
     """Tell whether something has had this digest; where none was ever noted, warn and say yes."""
     noted = (_read(directory) or {}).get(name)
     if noted is None:
-        _warn_of(directory)
+        warnings.warn(
+            f"{directory} has no {DIGESTS}, by which damage is found, or one that lacks some of "
+            "its files: it is of an older version, or the file was removed.",
+            stacklevel=3,
+        )
         return True
     return digest in noted
-
-
-@functools.cache
-def _warn_of(directory: Path) -> None:
-    """Warn of a directory with unknown files, once in a process and not for each of them."""
-    warnings.warn(
-        f"{directory} has no {DIGESTS}, by which damage is found, or one that lacks some of its "
-        "files: it is of an older version, or the file was removed.",
-        stacklevel=4,
-    )
 
 
 def is_unknown(directory: Path, name: str) -> bool:

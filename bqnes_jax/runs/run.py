@@ -98,7 +98,7 @@ class Run:
         if not (directory / CONFIG).is_file():
             raise BQNESError(f"{directory} is not a run: it has no {CONFIG}.")
         config = read_config(directory)
-        if not (directory / SEARCH).is_file():
+        if not os.path.lexists(directory / SEARCH):
             raise BQNESError(
                 f"run {directory} is not finished; the command that began it goes on with it."
             )
@@ -168,7 +168,7 @@ class Run:
             calibrate: whether a temperature follows the pool: "auto", "on" or "off".
         """
         size = self.config.ensemble_size if size is None else size
-        check_whole("size", size, 1, max(len(self.record.archs), self.config.ensemble_size))
+        check_whole("size", size, 1, len(self.record.archs))
         if method is None:
             algorithms.check_seeds(self.config.algorithm, self.space, size)
         else:
