@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 
 import numpy as np
@@ -31,6 +32,7 @@ NAMES = [
     "\x1b[2J\x1b]0;title\x07",
     "\x9b31m",
     "half \udcff",
+    "a:key:b",
     "\u202egpj.exe",
     "line\rover\x00",
     "[",
@@ -60,6 +62,14 @@ def test_whatever_a_name_holds_is_printed_as_text(name, terminal, capsys, monkey
     assert name.isprintable() or name not in said
 
 
+def test_a_command_says_a_warning_once(capsys):
+    with shell.warnings_in_a_line():
+        warnings.simplefilter("always")
+        for text in ("one", "two", "one"):
+            warnings.warn(text, stacklevel=1)
+    assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_about_any_name_is_one_sentence(name, capsys):
     """Also where the name is a path that is not UTF-8."""
@@ -72,7 +82,18 @@ def test_an_error_about_any_name_is_one_sentence(name, capsys):
     assert "is not there" in capsys.readouterr().err
 
 
-FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", 'a,"b"', "x\n=1", "\t=1", "a\x1b[31m"]
+FORMULAS = [
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "-1",
+    "@SUM(1)",
+    'a,"b"',
+    "x\n=1",
+    "\t=1",
+    "a\x1b[31m",
+    "＝1",
+    "a;=1",
+]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +104,7 @@ def test_exported_tables_hold_names_as_text(name):
     rows = [Row(one, 3, numbers, numbers, numbers) for one in (name, "BQ-S")]
     cells = list(csv.reader(io.StringIO(formats.as_csv(rows))))
     assert len(cells) == 5 and {len(line) for line in cells} == {7}
-    assert not cells[1][0].startswith(tuple("=+-@\t\r\n"))
+    assert not cells[1][0].startswith(tuple("=+-@＝＋－＠\t\r\n"))
     assert cells[1][0].removeprefix("'") == plain(name)
     latex = formats.as_latex(rows).splitlines()
     assert len(latex) == 8 and latex[4].count("&") - latex[4].count(r"\&") == 4
@@ -107,6 +128,8 @@ YAML = {
     "a tag of its own": "seed: !exploded 3",
     "a number of many digits": "seed: " + "9" * 10_000,
     "a number to the base 60": "seed: " + "1:" * 5000 + "1",
+    "a long number to the base 60": "seed: " + "1:" * 500_000 + "1",
+    "a long list": f"seed: [{'1, ' * 300_000}1]",
     "a key that is a list": "? [a, b]\n: 1",
     "the same key many times": "seed: 1\n" * 10 + "seeds: x",
     "a date that is none": "seed: 2001-99-99",

@@ -16,7 +16,8 @@ import pytest
 
 from bqnes_jax.data.splits import SplitIndices, write_split
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import locked, open_file, read_small, sweep, untrusted, write_whole
+from bqnes_jax.files import locked, open_file, read_small, sweep, write_whole
+from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.storage import DamagedEntryWarning, Key, Store
 from tests.loaders import ARCH, KINDS, MANIFEST, a_store
 
@@ -70,17 +71,16 @@ def test_what_is_no_file_is_refused_at_once(name, odd, tmp_path):
             assert not isinstance(error.value.__cause__, TimeoutError | MemoryError)
 
 
-def test_reading_ends_at_the_limit_whatever_the_size_is_said_to_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(untrusted, "_TEXT_LIMIT", 100)
+def test_reading_ends_at_the_limit_whatever_the_size_is_said_to_be(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"a" * 100)
-    assert read_small(path) == b"a" * 100
+    assert read_small(path, limit=100) == b"a" * 100
     path.write_bytes(b"a" * 101)
     with pytest.raises(ValueError, match="it has 101 bytes, more than 100"):
-        read_small(path)
+        read_small(path, limit=100)
     if os.path.isfile("/proc/self/maps"):  # of no size, and long
         with pytest.raises(ValueError, match="more than 100 bytes"):
-            read_small(Path("/proc/self/maps"))
+            read_small(Path("/proc/self/maps"), limit=100)
 
 
 def test_a_store_behind_a_link_is_a_store(tmp_path):
@@ -215,3 +215,19 @@ def test_who_holds_the_lock_sweeps_what_killed_writers_left(tmp_path):
 def test_what_is_opened_is_a_file(tmp_path):
     with pytest.raises(OSError, match="not a regular file"):
         open_file(tmp_path)
+
+
+def test_a_file_that_is_a_hole_is_refused(tmp_path):
+    """Its header would have memory taken for what the disk does not hold."""
+    with (tmp_path / "hole.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 30,)}
+        )
+        file.truncate(file.tell() + 4 * (1 << 30))
+    if (tmp_path / "hole.npy").stat().st_blocks > 1 << 16:
+        pytest.skip("this file system keeps no holes")
+    with pytest.raises(OSError, match="nearly all of it is a hole"):
+        read_npy(tmp_path / "hole.npy")
+    with (tmp_path / "small.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    open_file(tmp_path / "small.bin").close()

@@ -52,19 +52,29 @@ def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
     # Another may have put something else there meanwhile.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if _is_hollow(status):
+        os.close(handle)
+        raise OSError(errno.EFBIG, "nearly all of it is a hole", str(path))
     return os.fdopen(handle, "rb")
 
 
-def read_small(path: Path, *, follow: bool = True) -> bytes:
+def _is_hollow(status: os.stat_result) -> bool:
+    """Tell whether a file claims far more bytes than the disk holds of it, as a sparse one can."""
+    blocks = getattr(status, "st_blocks", None)  # of 512 bytes; Windows does not say
+    return blocks is not None and status.st_size > max(_SMALL, _RATIO * 512 * blocks)
+
+
+def read_small(path: Path, *, follow: bool = True, limit: int = _TEXT_LIMIT) -> bytes:
     """Read a file that people write, too; ValueError if it is far larger than they do."""
     with open_file(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size  # which may be less than can be read
-        if size > _TEXT_LIMIT:
-            raise ValueError(f"it has {size:,} bytes, more than {_TEXT_LIMIT:,}")
-        return Bounded(file, _TEXT_LIMIT).read()
+        if size > limit:
+            raise ValueError(f"it has {size:,} bytes, more than {limit:,}")
+        return Bounded(file, limit).read()
 
 
 def check_plain(content: object, levels: int = _LEVELS) -> None:

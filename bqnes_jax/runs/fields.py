@@ -15,6 +15,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import check_plain, read_small
 
 Config = TypeVar("Config")
+_LIMIT = 1 << 16  # bytes of a file with fields; PyYAML is slow, and so are its odder numbers
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,7 +40,7 @@ def read_fields(path: str | os.PathLike[str]) -> dict:
     """Read a YAML or JSON file with fields of a config."""
     path = Path(path)
     try:
-        content = yaml.load(read_small(path), _Loader)
+        content = yaml.load(read_small(path, limit=_LIMIT), _Loader)
         check_plain(content)
     except OSError as error:
         raise BQNESError(f"config file {path} cannot be read ({error.strerror}).") from None
