@@ -72,6 +72,7 @@ def read_everything(folder: Path) -> str:
         repr(run.config),
         run.versions,
         [ensemble.method, ensemble.members, ensemble.weights, ensemble.texts],
+        [ensemble.size, ensemble.temperature, int(ensemble.status)],
         [*run.record],
         run._shared(),
         [*entries],

@@ -101,9 +101,12 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def _csv(name: str) -> str:
-    """Return a name as a cell; after an apostrophe a spreadsheet takes it for no formula."""
-    name = "'" + plain(name) if name[:1] in tuple("=+-@\t\r\n") else plain(name)
-    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
+    """Return a name as a cell; after an apostrophe a spreadsheet takes it for no formula.
+
+    Some take the wide forms of signs for the signs, and a semicolon for the end of a cell.
+    """
+    name = "'" + plain(name) if name[:1] in tuple("=+-@＝＋－＠\t\r\n") else plain(name)
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',;"\n') else name
 
 
 def as_text(rows: Sequence[Row]) -> str:
