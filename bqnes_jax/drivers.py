@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
@@ -37,6 +38,9 @@ class Searched(NamedTuple):
 
 # A way to spend the whole budget: (strategy, its config, key, evaluate) -> what was found.
 Driver = Callable[[Strategy, SearchConfig, PRNGKey, Evaluate], Searched]
+
+
+_tell = jax.jit(tell)  # on the host each of its operations would be a program
 
 
 class Recorded(NamedTuple):
@@ -111,14 +115,14 @@ def _conversation(
         count = int(state.history.count)
         asked = _asked(info, count, config.budget, recorded)
         outcome = yield asked.archs
-        state = tell(state, outcome._replace(scores=asked.scores))
+        state = _tell(state, outcome._replace(scores=asked.scores))
         state, info = strategy.ask(step_key, state)
         trace.append(info)
         if report is not None:
             report(info, state.history)
         if int(info.count) >= config.budget:
             break
-    return Searched(state.history, jax.tree.map(lambda *leaves: jnp.stack(leaves), *trace))
+    return Searched(state.history, jax.tree.map(lambda *leaves: np.stack(leaves), *trace))
 
 
 def _asked(info: Info, count: int, budget: int, recorded: Recorded | None) -> Recorded:
@@ -133,7 +137,7 @@ def _together(searches: list[Conversation], evaluate: Evaluate) -> list[Searched
     """Evaluate what all searches ask for, as often as they ask: all have the same steps."""
     asked, found = [next(search) for search in searches], []
     while not found:
-        outcome = evaluate(jnp.concatenate(asked))
+        outcome = jax.device_get(evaluate(jnp.concatenate(asked)))
         each = jax.tree.map(lambda leaf: leaf.reshape(len(asked), -1, *leaf.shape[1:]), outcome)
         for i, search in enumerate(searches):
             try:

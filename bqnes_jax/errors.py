@@ -121,7 +121,7 @@ def check_labels(name: str, labels: ArrayLike, shape: tuple[int, ...]) -> jax.Ar
     """Refuse labels that are not classes of predictions of shape (points, classes); return them."""
     points, classes = shape
     values = concrete(labels)
-    labels = jnp.asarray(labels)
+    labels = as_array(labels)
     check_shape(name, labels, (points,))
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise BQNESError(f"{name} are {labels.dtype}; they must be integers from 0 to C - 1.")
@@ -149,9 +149,14 @@ def concrete(array: ArrayLike) -> np.ndarray | None:
     return None if isinstance(array, Tracer) else np.asarray(array)
 
 
+def as_array(array: ArrayLike) -> jax.Array:
+    """Convert to an array of JAX, without the program for each shape that `asarray` compiles."""
+    return jax.device_put(array) if isinstance(array, np.ndarray) else jnp.asarray(array)
+
+
 def as_float(array: ArrayLike) -> jax.Array:
     """Convert to JAX's floating type of the current precision, keeping a floating type as it is."""
-    array = jnp.asarray(array)
+    array = as_array(array)
     return (
         array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
     )

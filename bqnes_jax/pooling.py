@@ -125,6 +125,13 @@ def apply_temperature(log_probs: ArrayLike, temperature: ArrayLike) -> Float[Arr
     check_positive("temperature", temperature)
     log_probs = as_float(log_probs)
     temperature = jnp.asarray(temperature, log_probs.dtype)
+    return _tempered(log_probs, temperature)
+
+
+@jax.jit
+def _tempered(
+    log_probs: Float[Array, "*batch C"], temperature: Float[Array, "..."]
+) -> Float[Array, "*batch C"]:
     temperature = temperature.reshape(
         temperature.shape + (1,) * (log_probs.ndim - temperature.ndim)
     )

@@ -247,13 +247,14 @@ def _search(
         if progress is not None:
             progress(done, search_config.budget, "training")
 
-    searched = drivers.loop(
+    found = drivers.loop(
         strategy,
         search_config,
         jax.random.fold_in(jax.random.key(config.seed), _OF_SEARCH),
         bench.evaluator(count),
         recorded=recorded,
     )
+    searched = jax.device_get(found)  # where the rest is done without compiling
     if not np.any(searched.history.log_likelihoods < np.inf):  # NaN is not
         rate = identity(config.train).get("learning_rate")
         remedy = "" if rate is None else f", or lower train.learning_rate (it is {rate})"
@@ -261,7 +262,6 @@ def _search(
             f"every training failed: no loss of {search_config.budget} networks is a number; check "
             f"the scale of the data{remedy} in a new run."
         )
-    searched = jax.device_get(searched)  # where the rest is done without compiling
     last = jax.tree.map(lambda leaf: leaf[-1], searched.trace)
     gram = np.asarray(strategy.gram(last, searched.history.archs))
     archs = searched.history.archs

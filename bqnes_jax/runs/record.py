@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -64,7 +65,7 @@ class Record(NamedTuple):
     @property
     def history(self) -> History:
         """The candidates as a search has them."""
-        archs, log_likelihoods, log_probs, scores = map(jnp.asarray, self[:4])
+        archs, log_likelihoods, log_probs, scores = map(jax.device_put, self[:4])
         return History(
             archs.astype(jnp.int32), log_likelihoods, log_probs, scores, jnp.int32(len(archs))
         )

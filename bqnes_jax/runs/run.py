@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -191,10 +192,10 @@ class Run:
             method, history = algorithm.method, algorithm.own(history, size)
         given = algorithms.Given(
             history._replace(measures=self._measures()),
-            jnp.asarray(self.record.gram),
-            jnp.asarray(self.record.log_prior),
+            jax.device_put(self.record.gram),
+            jax.device_put(self.record.log_prior),
             self.record.temperature,
-            jnp.asarray(self.record.rule),
+            jax.device_put(self.record.rule),
         )
         as_it_is = calibrate == "off" or self.record.log_probs.shape[1] == 1
         if needs_classes(method) or not as_it_is:
@@ -214,7 +215,7 @@ class Run:
     def valid_log_probs(self) -> Float[Array, "n valid classes"]:
         """What the candidates say about all classes at the validation points."""
         keys = keys_of(self.space, self.record.archs, self.config.seed)
-        return jnp.asarray(self.store.predictions(*zip(*keys, strict=True)).valid_log_probs)
+        return jax.device_put(self.store.predictions(*zip(*keys, strict=True)).valid_log_probs)
 
     def _measures(self) -> Float[Array, " n"] | None:
         """Return what a posterior over the candidates is formed by; None for validation points."""

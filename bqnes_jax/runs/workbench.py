@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
@@ -106,10 +105,8 @@ class Workbench(NamedTuple):
             log_probs = np.take_along_axis(classes, labels[None, :, None], axis=2)[..., 0]
             values, train = log_probs.sum(axis=1), stored.train_log_likelihoods
             return Outcome(
-                jnp.asarray(archs),
-                jnp.asarray(values),
-                jnp.asarray(log_probs),
-                classes=jnp.asarray(classes),
+                *map(jax.device_put, (archs, values, log_probs)),
+                classes=jax.device_put(classes),
                 measures=measure_stored(self.store, measure, values, train),
             )
 
