@@ -21,6 +21,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import from_functions
 from bqnes_jax.report import write_report
 from bqnes_jax.spaces import Product
+from bqnes_jax.surrogates import FitConfig
 from bqnes_jax.types import Status
 from tests import mlp
 from tests.commands import call, start
@@ -32,14 +33,18 @@ pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 BOUNDS = ["--fit.noise-bounds", "0.097", "0.1"]
 # The kernel, whose fit is half of a step's program, is fitted in test_from_python.
 FIT = [*BOUNDS, "--fit.kernel-steps", "0"]
-SEARCH = ["--initial", "4", "--batch", "2", "--ensemble-size", "2", *FIT]
+FAST = {"batch": 1, "fit": FitConfig(kernel_steps=0)}  # the same from Python
+SEARCH = ["--initial", "3", "--batch", "1", *FIT]
+FAMILY = "tests.mlp:flax_family"
+OF_FAMILY = ["--family", FAMILY]
+TASK = [*OF_FAMILY, "--data", "my.npz", "--split", 300, 100, 169]
 
 
 class House:
-    """A folder with data, and a family; commands are given there."""
+    """A folder with data; commands are given there."""
 
-    def __init__(self, folder, family):
-        self.folder, self.family = folder, f"tests.mlp:{family}"
+    def __init__(self, folder):
+        self.folder = folder
         mlp.write_cancer(folder / "my.npz")
         np.save(folder / "new.npy", mlp.cancer().test.inputs[:4])
         self.call = functools.partial(call, folder)
@@ -51,24 +56,20 @@ class House:
         return out, err
 
 
-@pytest.fixture(scope="module", params=["family", "flax_family"])
-def house(request, tmp_path_factory):
-    """Return a folder of commands; its family is made by `from_functions`, or by `from_flax`."""
-    return House(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Return a folder of commands; `test_from_python` has the family of functions."""
+    return House(tmp_path_factory.mktemp("house"))
 
 
-def task_of(house):
-    return ["--family", house.family, "--data", "my.npz", "--split", 300, 100, 169]
-
-
-def run_command(house, out, budget=8):
-    return ["run", *task_of(house), *SEARCH, "--budget", budget, "--out", out]
+def run_command(out, budget=5):
+    return ["run", *TASK, *SEARCH, "--ensemble-size", 2, "--budget", budget, "--out", out]
 
 
 @pytest.fixture(scope="module")
 def finished(house):
-    """Return what a run of 8 candidates printed; it is in the folder `whole`."""
-    return house.done(*run_command(house, "whole"))
+    """Return what a run of 5 candidates printed; it is in the folder `whole`."""
+    return house.done(*run_command("whole"))
 
 
 def ensemble_of(folder):
@@ -82,7 +83,7 @@ def entries_in(folder):
 
 def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     out = house.folder / "killed"
-    process = start(house.folder, *run_command(house, "killed"), **KEEP_NOTHING)
+    process = start(house.folder, *run_command("killed"), **KEEP_NOTHING)
     for _ in range(3000):
         if out.exists() and len(entries_in(out)) >= 3:
             break
@@ -90,9 +91,9 @@ def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     kept = entries_in(out)
-    assert 3 <= len(kept) < 8 and not (out / "search.npz").exists()
+    assert 3 <= len(kept) < 5 and not (out / "search.npz").exists()
     times = {name: (out / "store" / "entries" / name).stat().st_mtime_ns for name in kept}
-    house.done(*run_command(house, "killed"))
+    house.done(*run_command("killed"))
     assert ensemble_of(out) == ensemble_of(house.folder / "whole")
     assert entries_in(out) == entries_in(house.folder / "whole")
     for name, before in times.items():
@@ -103,54 +104,46 @@ def test_a_run_grows(house, finished, monkeypatch):
     whole, grown = house.folder / "whole", house.folder / "grown"
     shutil.copytree(whole, grown)
     before, first = set(entries_in(whole)), np.load(whole / "search.npz")
-    out, _ = house.done(*run_command(house, "grown", budget=12))
-    assert "12 candidates by BQ-S" in out
-    assert before < set(entries_in(grown)) and len(entries_in(grown)) == 12
+    out, _ = house.done(*run_command("grown", budget=6))
+    assert "6 candidates by BQ-S" in out
+    assert before < set(entries_in(grown)) and len(entries_in(grown)) == 6
     after = np.load(grown / "search.npz")
-    np.testing.assert_array_equal(after["archs"][:8], first["archs"])
-    assert after["counts"].tolist() == [4, 6, 8, 10, 12]
-    out, _ = house.done(*run_command(house, "grown", budget=8), "--algorithm", "us+beam")
-    assert "12 candidates by us+beam" in out, "a run never becomes shorter"
+    np.testing.assert_array_equal(after["archs"][:5], first["archs"])
+    assert after["counts"].tolist() == [3, 4, 5, 6]
+    out, _ = house.done(*run_command("grown", budget=5), "--algorithm", "us+beam")
+    assert "6 candidates by us+beam" in out, "a run never becomes shorter"
     assert (
-        len(entries_in(grown)) == 12
+        len(entries_in(grown)) == 6
         and json.loads((grown / "ensemble.json").read_text())["method"] == "beam"
     )
     config = load(house, "grown").config
     monkeypatch.chdir(house.folder)
-    bqnes_jax.search(config, family=family_of(house), out=grown)
-    assert load(house, "grown").config.family == house.family, "who it is stays"
+    bqnes_jax.search(config, family=mlp.flax_family, out=grown)
+    assert load(house, "grown").config.family == FAMILY, "who it is stays"
     code, _, err = house.call("report", "grown")
-    assert f"--family {house.family}" in err and code == 1
-    code, _, err = house.call(*run_command(house, "grown"), "--seed", 1)
+    assert f"--family {FAMILY}" in err and code == 1
+    code, _, err = house.call(*run_command("grown"), "--seed", 1)
     assert "has seed = 0, not 1" in err and code == 1
 
 
-def of_family(house):
-    return ["--family", house.family]
-
-
 def load(house, name):
-    return bqnes_jax.Run.load(house.folder / name, family=family_of(house))
-
-
-def family_of(house):
-    return getattr(mlp, house.family.partition(":")[2])
+    return bqnes_jax.Run.load(house.folder / name, family=mlp.flax_family)
 
 
 def test_other_commands_are_told_the_family(house, finished):
-    assert "depth=" in finished[0] and "8 candidates by BQ-S" in finished[0]
-    out, _ = house.done("reselect", "whole", "--method", "top", "--size", 2, *of_family(house))
+    assert "depth=" in finished[0] and "5 candidates by BQ-S" in finished[0]
+    out, _ = house.done("reselect", "whole", "--method", "top", "--size", 2, *OF_FAMILY)
     assert out.count("depth=") == 2
-    out, _ = house.done("predict", "whole", "--input", "new.npy", *of_family(house))
+    out, _ = house.done("predict", "whole", "--input", "new.npy", *OF_FAMILY)
     rows = np.loadtxt(out.splitlines()[1:], delimiter=",")
     run = load(house, "whole")
     ensemble = run.saved_ensemble()
     np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-4)
     same = from_split(run)
     np.testing.assert_allclose(ensemble.predict(same), np.exp(ensemble.test_log_probs), atol=2e-3)
-    house.done("report", "whole", *of_family(house))
+    house.done("report", "whole", *OF_FAMILY)
     page = (house.folder / "whole" / "report.html").read_text()
-    assert "mlp (product)" in page and "activation" in page
+    assert "flax-mlp (product)" in page and "activation" in page
 
 
 def from_split(run):
@@ -163,12 +156,11 @@ def from_split(run):
 
 
 def test_algorithms_are_compared_live(house, finished):
-    task = task_of(house)
-    search = ["--initial", 3, "--budget", 5, "--batch", 2]
+    search = [*SEARCH, "--budget", 5]
     more = ["--algorithms", "Random", "BQ-S", "--seeds", 2, "--sizes", 2]
-    out, _ = house.done("compare", "--live", *task, *search, *more)
+    out, _ = house.done("compare", "--live", *TASK, *search, *more)
     assert "mean ± standard error over 2 seeds" in out
-    folder = house.folder / "runs" / f"compare-{house.family.replace(':', '-')}-my"
+    folder = house.folder / "runs" / f"compare-{FAMILY.replace(':', '-')}-my"
     assert (folder / "comparison.csv").read_text().count("BQ-S") == 2
 
 
@@ -182,26 +174,25 @@ def test_warnings_reach_people(house, finished):
     assert "Warnings" in page and run.status.explain().split(";")[0] in page
 
 
-@pytest.mark.parametrize("family", [mlp.family, mlp.flax_family], ids=["functions", "flax"])
-def test_from_python(family, tmp_path):
-    data, seen = mlp.cancer(), []
+def test_from_python(tmp_path):
+    family, data, seen = mlp.family, mlp.cancer(), []
     result = bqnes_jax.search(
         family=family,
         data=data,
-        budget=8,  # as in the run above, with most of its programs
-        initial=4,
-        batch=2,
+        budget=5,  # as in the run above, with most of its programs
+        initial=3,
+        batch=1,
         ensemble_size=2,
         out=tmp_path / "mine",
         progress=lambda *said: seen.append(said),
     )
-    assert seen[-1] == (8, 8, "training")
+    assert seen[-1] == (5, 5, "training")
     ensemble = result.ensemble(size=2)
     assert ensemble.metrics.accuracy > 0.85
     predicted = ensemble.predict(data.test.inputs)
     np.testing.assert_allclose(predicted, np.exp(ensemble.test_log_probs), atol=3e-3)
     page = write_report(result).read_text()
-    assert "bqnes_jax.search(family=family, data=data, budget=8, …)" in page
+    assert "bqnes_jax.search(family=family, data=data, budget=5, …)" in page
     again = bqnes_jax.Run.load(tmp_path / "mine", family=family)
     assert again.ensemble(size=2).texts == ensemble.texts
     with pytest.raises(BQNESError, match=r"is of the family .*Run\.load\(directory, family="):
@@ -220,7 +211,7 @@ def test_a_run_is_read_with_its_own_family(tmp_path):
         return mlp.train(key, choices, data)
 
     family, out = mine(mlp.SPACE), tmp_path / "mine"
-    search = {"data": mlp.cancer(), "initial": 2, "batch": 1, "out": out}
+    search = {"data": mlp.cancer(), "initial": 2, "out": out, **FAST}
     bqnes_jax.search(family=family, budget=2, ensemble_size=1, **search)
     with pytest.raises(BQNESError, match=r"is of Product.*, but the family 'mine' is of Product"):
         bqnes_jax.Run.load(out, family=mine(Product(depth=(1, 2), width=(8, 64)), pair=(3, 4)))
@@ -234,7 +225,10 @@ def test_a_run_is_read_with_its_own_family(tmp_path):
 
 
 def test_a_random_ensemble_stays_random_when_its_run_grows(tmp_path):
-    search = {"family": mlp.family, "data": mlp.cancer(), "algorithm": "Random", "batch": 1}
+    from tests.test_families import FAMILIES
+
+    family, data = FAMILIES["host"]
+    search = {"family": family, "data": data, "algorithm": "Random", **FAST}
     small = bqnes_jax.search(**search, ensemble_size=2, out=tmp_path / "run")
     large = bqnes_jax.search(**search, ensemble_size=4, out=tmp_path / "run")
     assert len(large.record.archs) == 4 and set(large.ensemble().members) == {0, 1, 2, 3}
@@ -246,7 +240,7 @@ def test_a_built_in_family_as_an_object(tmp_path):
     from tests.test_families import FAMILIES
 
     family, data = FAMILIES["cells"]
-    search = {"family": family, "data": data, "initial": 2, "batch": 1, "out": tmp_path / "run"}
+    search = {"family": family, "data": data, "initial": 2, "out": tmp_path / "run", **FAST}
     search["calibrate"] = "off"  # a temperature would magnify the rounding of the store
     run = bqnes_jax.search(budget=2, ensemble_size=1, **search)
     grown = bqnes_jax.search(budget=3, ensemble_size=1, **search)
@@ -265,7 +259,7 @@ def test_an_estimator_of_scikit_learn(tmp_path):
 
     family = from_functions(SPACE, train_sklearn, predict_sklearn, jit=False)
     run = bqnes_jax.search(
-        family=family, data=POINTS, budget=5, initial=3, batch=1, out=tmp_path / "run"
+        family=family, data=POINTS, budget=5, initial=3, out=tmp_path / "run", **FAST
     )
     ensemble = run.ensemble(size=2)
     assert ensemble.metrics.accuracy > 0.8
