@@ -14,35 +14,33 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax.cli import main
+from bqnes_jax.data import from_arrays
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.families import cells
+from bqnes_jax.families import cells, from_functions
 from bqnes_jax.files import locked
 from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.fields import updated
+from bqnes_jax.spaces import Product
 from bqnes_jax.storage import DamagedEntryWarning
+from bqnes_jax.surrogates import FitConfig
+from tests.test_cli import SMALL
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 KILLS = 20
-SMALL = {
-    "search": {"initial": 4, "budget": 12, "batch": 2},
-    "image_size": 4,
-    "split": [40, 50, 60],
-    "train": {"steps": 4, "batch": 20, "network": {"channels": 1}},
-}
 CONFIG = updated(preset_config("tiny"), SMALL)
 
 
-def content(directory):
+def content(directory, family=None, budget=8):
     """Return what a run has found and selected, as bytes and numbers that can be compared."""
-    run = Run.load(directory)
+    run = Run.load(directory, family=family)
     ensemble = run.saved_ensemble()
-    assert len(run.store.keys()) == 12
+    assert len(run.store.keys()) == budget
     return [*run.record, ensemble.members, ensemble.weights, np.array(ensemble.metrics)]
 
 
-def same(one, other):
-    for a, b in zip(content(one), content(other), strict=True):
+def same(one, other, **options):
+    for a, b in zip(content(one, **options), content(other, **options), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -71,23 +69,48 @@ def counted(monkeypatch):
     return trained
 
 
-def search_alone(directory):
-    """Do the run in a process of its own, with the programs of the undisturbed run."""
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # none is kept
-    bqnes_jax.search(CONFIG, out=directory)
-
-
 def entries(directory):
     folder = directory / "store" / "entries"
     return len(list(folder.glob("*.bqe"))) if folder.is_dir() else 0
 
 
-def test_twenty_kills_change_nothing(undisturbed, tmp_path):
+def train_means(key, choices, data):
+    """Average the inputs of each class; it takes a moment, in which a process can be killed."""
+    time.sleep(0.1)
+    inputs, labels = data.train
+    means = np.stack([inputs[labels == label].mean(axis=0) for label in range(data.classes)])
+    return {"means": means * (1 - choices["shrinkage"])}
+
+
+def predict_means(variables, choices, inputs):
+    distances = ((inputs[:, None] - variables["means"]) ** 2).sum(axis=2)
+    logits = -choices["sharpness"] * distances
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+
+def search_alone(directory):
+    """Do a run of 12 candidates whose training needs no program, so that a process is short."""
+    space = Product(sharpness=(0.1, 0.3, 1.0, 3.0), shrinkage=(0.0, 0.2, 0.5, 0.8))
+    labels = np.arange(90) % 3
+    inputs = np.random.default_rng(0).normal(size=(90, 4)) + np.eye(3, 4)[labels]
+    family = from_functions(space, train_means, predict_means, jit=False)
+    search = {"initial": 4, "budget": 12, "batch": 2, "fit": FitConfig(kernel_steps=0)}
+    bqnes_jax.search(family=family, data=from_arrays(inputs, labels), out=directory, **search)
+    return family
+
+
+def search_without_keeping(directory):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # no half of a program
+    search_alone(directory)
+
+
+def test_twenty_kills_change_nothing(tmp_path):
+    family = search_alone(tmp_path / "undisturbed")
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["bqnes_jax.runs"])
     directory, random, killed = tmp_path / "run", np.random.default_rng(0), 0
     for i in range(KILLS):
-        process = processes.Process(target=search_alone, args=(directory,))
+        process = processes.Process(target=search_without_keeping, args=(directory,))
         process.start()
         # A little after one more entry was stored than the kill before has seen; the last ones
         # in the middle of what comes after the training.
@@ -99,11 +122,11 @@ def test_twenty_kills_change_nothing(undisturbed, tmp_path):
         process.kill()
         process.join()
     assert killed >= KILLS - 2
-    process = processes.Process(target=search_alone, args=(directory,))
+    process = processes.Process(target=search_without_keeping, args=(directory,))
     process.start()
     process.join()
     assert process.exitcode == 0
-    same(directory, undisturbed)
+    same(directory, tmp_path / "undisturbed", family=family, budget=12)
 
 
 def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
@@ -111,7 +134,7 @@ def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
 
     def full(file):
         writes.append(file)
-        if len(writes) == 16:
+        if len(writes) == 12:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(file)
 
@@ -120,11 +143,11 @@ def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
         with pytest.raises(BQNESError, match=r"No space left on device.*intact: free some space"):
             bqnes_jax.search(CONFIG, out=tmp_path / "run")
     there = entries(tmp_path / "run")
-    assert 0 < there < 12
+    assert 0 < there < 8
     assert not list((tmp_path / "run").rglob("*.tmp"))
     counted.clear()
     bqnes_jax.search(CONFIG, out=tmp_path / "run")
-    assert len(counted) == 12 - there
+    assert len(counted) == 8 - there
     same(tmp_path / "run", undisturbed)
 
 
@@ -242,7 +265,7 @@ def test_members_that_never_train_are_left_out(tmp_path, monkeypatch):
     failing(monkeypatch, lambda arch: arch[0] < 2)
     run = bqnes_jax.search(CONFIG, out=tmp_path / "run")
     failed = np.isnan(run.record.log_likelihoods)
-    assert 0 < failed.sum() < 12
+    assert 0 < failed.sum() < 8
     assert not failed[run.ensemble().members].any()
     assert np.isfinite(run.ensemble().metrics).all()
 
@@ -251,7 +274,7 @@ def test_when_every_member_has_nan_losses_one_sentence_says_so(tmp_path, monkeyp
     failing(monkeypatch, lambda arch: True)
     with pytest.raises(BQNESError, match=r"every training failed.*lower train\.learning_rate"):
         bqnes_jax.search(CONFIG, out=tmp_path / "run")
-    assert entries(tmp_path / "run") == 12
+    assert entries(tmp_path / "run") == 8
 
 
 def test_two_runs_in_one_directory_are_refused(tmp_path, capsys, counted):
@@ -270,11 +293,11 @@ def test_a_clock_that_jumps_changes_nothing(undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now + next(jumps))
     with contextlib.suppress(KeyboardInterrupt):
         bqnes_jax.search(CONFIG, out=tmp_path / "run", progress=interrupt)
-    assert 0 < entries(tmp_path / "run") < 12
+    assert 0 < entries(tmp_path / "run") < 8
     bqnes_jax.search(CONFIG, out=tmp_path / "run")
     same(tmp_path / "run", undisturbed)
 
 
 def interrupt(done, total, what):
-    if done > 6:
+    if done > 4:
         raise KeyboardInterrupt
