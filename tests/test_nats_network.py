@@ -95,16 +95,21 @@ def plain(variables, arch, x, train):
     return x @ params["classifier_weight"].T + params["classifier_bias"], updated
 
 
-def setting(config=CONFIG, size=6, n=5):
+def setting(size=6):
     """Return images, labels and variables none of which is at its initial value."""
+    return made_setting(size, jnp.result_type(float))
+
+
+@functools.cache
+def made_setting(size, dtype):
     draw = np.random.default_rng(2)
-    images = np.asarray(jax.random.normal(jax.random.key(0), (n, size, size, 1)))
-    variables = jax.jit(NATSNetwork(config).init)(jax.random.key(1), ARCHS[0], images)
+    images = draw.normal(size=(5, size, size, 1)).astype(dtype)
+    variables = jax.jit(NATSNetwork(CONFIG).init)(jax.random.key(1), ARCHS[0], images)
     moved = jax.tree.map(
         lambda leaf: np.asarray(leaf) + draw.uniform(0.1, 0.4, leaf.shape).astype(leaf.dtype),
         variables,
     )
-    return images, np.arange(n) % config.classes, moved
+    return images, np.arange(5) % CONFIG.classes, moved
 
 
 def loss_of(forward, params, stats, arch, images, labels):
@@ -158,6 +163,23 @@ def used(arch, params):
     return marks
 
 
+@functools.cache
+def of_plain(number, precision):
+    """Return loss, statistics, gradient and logits of the plain network of an architecture."""
+    del precision  # only to compute once for each
+    images, labels, variables = setting()
+
+    @jax.jit
+    def compute(variables):
+        of_loss = functools.partial(loss_of, functools.partial(plain, train=True))
+        trained = jax.value_and_grad(of_loss, has_aux=True)(
+            variables["params"], variables["batch_stats"], ARCHS[number], images, labels
+        )
+        return trained, plain(variables, ARCHS[number], images, False)[0]
+
+    return jax.tree.map(np.asarray, compute(variables))
+
+
 # One layout in each precision: they take long to compile.
 @pytest.mark.parametrize(
     ("layout", "at_once", "precision"),
@@ -174,18 +196,11 @@ def test_equals_the_plain_sub_network(layout, at_once, tolerance, precision):
     run = everything(config, at_once)
     results = jax.tree.map(np.asarray, run(variables, ARCHS, images, labels))
 
-    def of_plain(variables, arch):
-        of_loss = functools.partial(loss_of, functools.partial(plain, train=True))
-        trained = jax.value_and_grad(of_loss, has_aux=True)(
-            variables["params"], variables["batch_stats"], arch, images, labels
-        )
-        return trained, plain(variables, arch, images, False)[0]
-
     # Each plain network is a program to compile: the slow part.
     chosen = ARCHS if layout == "patches" else ARCHS[:2]
     for i, arch in enumerate(chosen):
         ((loss, stats), gradient), logits = jax.tree.map(lambda leaf, i=i: leaf[i], results)
-        expected = jax.jit(functools.partial(of_plain, arch=arch))(variables)
+        expected = of_plain(i, precision)
         close((((loss, stats), gradient), logits), expected, tolerance(2e-4, 1e-9))
         assert logits.dtype == precision
 
