@@ -12,6 +12,7 @@ from bqnes_jax.families import from_functions
 from bqnes_jax.runs import Run
 from bqnes_jax.spaces import Product
 from bqnes_jax.storage import Key
+from bqnes_jax.surrogates import FitConfig
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -40,7 +41,8 @@ def data():
 @pytest.mark.parametrize("jit", [True, False], ids=["compiled", "on the host"])
 def test_a_run_keeps_how_well_its_networks_fit(tmp_path, jit):
     family, given = from_functions(SPACE, train, predict, jit=jit), data()
-    options = {"initial": 2, "budget": 4, "batch": 2, "ensemble_size": 1}
+    fit = FitConfig(kernel_steps=0)  # half of a step's program
+    options = {"initial": 2, "budget": 4, "batch": 2, "ensemble_size": 1, "fit": fit}
     run = bqnes_jax.search(
         family=family, data=given, out=tmp_path, prior=no_shift, algorithm="BQ-R",
         measure="train", **options,

@@ -18,6 +18,7 @@ from bqnes_jax.runs import open_workbench
 from bqnes_jax.spaces import NATS
 from bqnes_jax.storage import Store
 from bqnes_jax.storage.entries import manifest_of
+from bqnes_jax.surrogates import FitConfig
 from bqnes_jax.training import TrainConfig, population
 from tests.test_population import make_data
 
@@ -30,7 +31,8 @@ TRAIN = TrainConfig(
     augment=NO_AUGMENTATION,
     chunk=2,
 )
-SEARCH = SearchConfig(initial=3, budget=8, batch=2, population=4)
+FIT = FitConfig(kernel_steps=0)  # half of a step's program
+SEARCH = SearchConfig(initial=3, budget=8, batch=2, population=4, fit=FIT)
 DATA = make_data()
 FAMILY = CellFamily(TRAIN)
 
