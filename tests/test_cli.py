@@ -20,12 +20,14 @@ from tests.conftest import KEEP_NOTHING
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
-SMALL = {
-    "search": {"initial": 4, "budget": 8, "batch": 2},
+# The small run of several files, each with the programs that the first of them has compiled.
+TASK = {
     "image_size": 4,
     "split": [40, 50, 60],
     "train": {"steps": 4, "batch": 20, "chunk": 2, "network": {"channels": 1}},
 }
+SEARCH = {"initial": 4, "budget": 8, "batch": 2, "fit": {"kernel_steps": 0}}  # half of a step
+SMALL = {"search": SEARCH, **TASK}
 
 
 @pytest.fixture(scope="module")
@@ -326,8 +328,7 @@ def test_data_are_prepared_and_listed(tmp_path, capsys):
 
 def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     """With the program of the run, which is in the cache already."""
-    task = json.dumps({name: SMALL[name] for name in ("image_size", "split", "train")})
-    (folder / "task.yaml").write_text(task)
+    (folder / "task.yaml").write_text(json.dumps(TASK))
     tabulate = ("tabulate", "--config", "task.yaml", "--count", "6", "--best", "2")
     where = ("--store", "store", "--table", "table.npz")
     code, out, err = call(folder, *tabulate, *where)

@@ -13,6 +13,7 @@ from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.config import first_stage, make_family
 from bqnes_jax.runs.fields import updated
 from bqnes_jax.runs.launch import _shortlist
+from tests.test_cli import SEARCH, TASK
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -24,10 +25,8 @@ CONFIG = updated(
         "ensemble_size": 2,
         "shortlist": 3,
         "calibrate": "off",
-        "search": {"initial": 6, "budget": 8, "batch": 2, "samples": 8},
-        "image_size": 4,
-        "split": [40, 20, 30],
-        "train": {"steps": 2, "batch": 20, "network": {"channels": 1}},
+        "search": SEARCH | {"initial": 6, "samples": 8},
+        **TASK,
     },
 )
 

@@ -14,7 +14,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.storage import Entry, Store
 from bqnes_jax.studies.comparison import Row
 from tests.loaders import ARCH, MANIFEST, a_store, log_probs
-from tests.test_failures import SMALL
+from tests.test_cli import TASK
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -66,7 +66,6 @@ def test_combine_that_is_killed_is_done_again(number, name, combined, tmp_path, 
 
 
 # What trains: what is typed, and what comes out of it.
-TASK = {name: SMALL[name] for name in ("image_size", "split", "train")}
 TRAINING = {
     "tabulate": (
         "tabulate --config task.json --count 4 --best 0 --store store --table table.npz",
@@ -74,7 +73,7 @@ TRAINING = {
     ),
     "compare --live": (
         "compare --live --config task.json --algorithms Random BQ-S --sizes 2 --seeds 1 "
-        "--initial 4 --budget 8 --batch 2 --out compared",
+        "--initial 4 --budget 8 --batch 2 --fit.kernel-steps 0 --out compared",
         "compared/comparison.csv",
     ),
 }
