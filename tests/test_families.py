@@ -1,6 +1,7 @@
 """Families: the protocol that all of them keep, and those that are made of a user's functions."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -227,15 +228,23 @@ class OfNNX(nnx.Module):
         return self.last(nnx.relu(self.first(x)))
 
 
+def running_statistics(choices):
+    return Normalised()
+
+
+def of_nnx(choices):
+    return nnx.bridge.to_linen(OfNNX, 4 if choices["intercept"] else 8)
+
+
 @pytest.mark.parametrize(
-    "build",
+    ("build", "optimiser"),
     [
-        lambda choices: Normalised(),
-        lambda choices: nnx.bridge.to_linen(OfNNX, 4 if choices["intercept"] else 8),
+        (running_statistics, "adam"),
+        (running_statistics, "sgd"),
+        (of_nnx, "adam"),
+        (of_nnx, lambda steps: optax.rmsprop(3e-3)),
     ],
-    ids=["running statistics", "NNX"],
 )
-@pytest.mark.parametrize("optimiser", ["adam", "sgd", lambda steps: optax.rmsprop(3e-3)])
 def test_flax_modules_learn(build, optimiser):
     recipe = Recipe(epochs=30, batch=16, learning_rate=1e-2, optimiser=optimiser)
     family = from_flax(SPACE, build, recipe)
@@ -252,29 +261,29 @@ def test_devices_share_a_batch():
     code = """
 import numpy as np, jax
 from bqnes_jax.families import Setting
+from bqnes_jax.parallel import make_mesh
 from tests.test_families import FAMILIES, SPACE
 family, data = FAMILIES["functions"]
 archs = np.asarray(SPACE.from_index(np.arange(5)))
-trainer = family.prepare(data, Setting(asked=5))
-sizes, found = [], []
-for some in trainer.train(archs):
-    sizes.append(len(some)); found += some
-print(len(jax.devices()), sizes, float(sum(one.test_log_probs.sum() for one in found)))
+for devices in (1, 2):
+    mesh = make_mesh(jax.devices()[:devices])
+    trainer = family.prepare(data, Setting(asked=5, mesh=mesh))
+    sizes, found = [], []
+    for some in trainer.train(archs):
+        sizes.append(len(some)); found += some
+    print([sizes, float(sum(one.test_log_probs.sum() for one in found))])
 """
-    said = []
-    for devices in (1, 2):
-        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "XLA_FLAGS": flags},
-        )
-        assert done.returncode == 0, done.stderr
-        count, sizes, total = eval(",".join(done.stdout.replace("] ", "],").split(" ", 1)))
-        assert count == devices and sizes == ([1] * 5 if devices == 1 else [1, 2, 2])
-        said.append(total)
-    np.testing.assert_allclose(said[0], said[1], rtol=1e-5)
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XLA_FLAGS": flags},
+    )
+    assert done.returncode == 0, done.stderr
+    (in_turn, of_one), (side_by_side, of_two) = map(json.loads, done.stdout.splitlines())
+    assert in_turn == [1] * 5 and side_by_side == [1, 2, 2]
+    np.testing.assert_allclose(of_one, of_two, rtol=1e-5)
 
 
 def test_a_manifest_is_the_same_in_every_process():
