@@ -13,7 +13,7 @@ from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.config import first_stage, make_family
 from bqnes_jax.runs.fields import updated
 from bqnes_jax.runs.launch import _shortlist
-from tests.test_cli import SEARCH, TASK
+from tests.test_cli import SEARCH
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -26,7 +26,9 @@ CONFIG = updated(
         "shortlist": 3,
         "calibrate": "off",
         "search": SEARCH | {"initial": 6, "samples": 8},
-        **TASK,
+        "image_size": 4,
+        "split": [40, 20, 30],
+        "train": {"steps": 2, "batch": 20, "network": {"channels": 1}},
     },
 )
 
