@@ -33,12 +33,17 @@ def archs_of(texts=TEXTS):
     return np.stack([SPACE.from_string(text) for text in texts])
 
 
-def setting(config=CONFIG, size=8, channels=1, n=5):
+def setting(size=8, channels=1):
     """Return images, labels and variables none of which is at its initial value."""
-    images = jax.random.normal(jax.random.key(0), (n, size, size, channels))
-    labels = jnp.arange(n) % config.classes
-    variables = jax.jit(MobileNet(config).init)(jax.random.key(1), config.space.largest, images)
+    return made_setting(size, channels, jnp.result_type(float))
+
+
+@functools.cache
+def made_setting(size, channels, dtype):
     draw = np.random.default_rng(2)
+    images = draw.normal(size=(5, size, size, channels)).astype(dtype)
+    labels = np.arange(5) % CONFIG.classes
+    variables = jax.jit(MobileNet(CONFIG).init)(jax.random.key(1), SPACE.largest, images)
     moved = jax.tree.map(
         lambda leaf: np.asarray(leaf) + draw.uniform(0.1, 0.4, leaf.shape).astype(leaf.dtype),
         variables,
