@@ -18,12 +18,14 @@ from bqnes_jax.runs import Run, RunConfig, open_workbench
 from bqnes_jax.spaces import NATS, Product, Seeded, Subset
 from bqnes_jax.storage import Predictions, Store
 from bqnes_jax.studies.comparison import compare_live, compare_on_table
+from bqnes_jax.surrogates import FitConfig
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 SEEDS = 3
 CHOICES = Product(width=(4, 8, 16), scale=(0.5, 1.0, 2.0))
-SETTING = {"initial": 3, "batch": 2, "ensemble_size": 3, "seeds": SEEDS}
+FAST = FitConfig(kernel_steps=0)  # half of a step's program; the first run below fits its kernel
+SETTING = {"initial": 3, "batch": 2, "ensemble_size": 3, "seeds": SEEDS, "fit": FAST}
 
 
 def train(key, choices, data):
@@ -58,7 +60,7 @@ def run(data, out, **changes):
 
 
 def test_a_run_trains_each_candidate_with_its_own_seed(data, tmp_path):
-    found = run(data, tmp_path / "run", seed=5)
+    found = run(data, tmp_path / "run", seed=5, fit=FitConfig())
     archs = found.record.archs
     assert archs.shape == (11, 3) and set(archs[:, -1]) <= {0, 1, 2} and len(set(archs[:, -1])) > 1
     keys = {(CHOICES.to_string(arch[:-1]), 5 + int(arch[-1])) for arch in archs}
@@ -158,7 +160,7 @@ def test_a_table_with_seeds_is_packed_read_and_compared(tmp_path):
     with pytest.raises(BQNESError, match="36 networks are not equally many of each of 7 cells"):
         tables.pack(tmp_path / "u.npz", numbers[:7], stored, data)
 
-    config = SearchConfig(initial=4, budget=9, batch=2, population=5)
+    config = SearchConfig(initial=4, budget=9, batch=2, population=5, fit=FAST)
     names, sizes = ("Random", "NES-RE", "BQ-S", "BQ-W", "Deep ensemble"), (2, 5)
     rows = compare_on_table(made, names, sizes, 2, config=config)
     expected = [(name, size) for name in names[:4] for size in sizes] + [("Deep ensemble", 2)]
