@@ -22,6 +22,7 @@ from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.parallel import Chunk, in_chunks, is_first, make_mesh, mesh_for, spread
 from bqnes_jax.spaces import NATS, SlimmableSpace
 from bqnes_jax.studies.comparison import compare_on_table
+from bqnes_jax.surrogates import FitConfig
 from bqnes_jax.training import SupernetConfig, TrainConfig, train_population
 from tests.test_population import make_data
 
@@ -73,7 +74,8 @@ def slices(mesh) -> dict:
 def repeats(mesh) -> dict:
     """Repeat a search on a table with three seeds."""
     digits = tables.load("digits")
-    config = SearchConfig(initial=5, budget=8, batch=3, population=6)
+    fit = FitConfig(kernel_steps=0)  # half of the program
+    config = SearchConfig(initial=5, budget=8, batch=3, population=6, fit=fit)
     rows = compare_on_table(digits, ["NES-RE", "NES-BS"], [2], 3, config=config, mesh=mesh)
     return {f"repeats of {row.algorithm}": row.log_likelihood for row in rows}
 
