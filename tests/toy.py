@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import FiniteKernel, GeneralKernel
@@ -82,6 +83,7 @@ class Overlap(GeneralKernel):
 
 
 GRID = Grid()
+POINTS = np.stack(np.divmod(np.arange(36), 6), axis=-1)  # all of them, in the order of their index
 
 
 @dataclasses.dataclass(frozen=True)

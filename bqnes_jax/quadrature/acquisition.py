@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import log_ndtr
 from jax.tree_util import Partial
@@ -110,8 +111,8 @@ def propose(
             "prior, such as uncertainty_sampling."
         )
     check_whole("q", q, 1, pool.shape[0])
-    log_prior = jnp.zeros(pool.shape[0]) if log_prior is None else jnp.asarray(log_prior, float)
-    eligible = jnp.ones(pool.shape[0], bool) if eligible is None else jnp.asarray(eligible)
+    log_prior = jnp.asarray(np.zeros(len(pool)) if log_prior is None else log_prior, float)
+    eligible = jnp.asarray(np.ones(len(pool), bool) if eligible is None else eligible)
     check_shape("log_prior", log_prior, (pool.shape[0],))
     check_mask("eligible", eligible, pool.shape[0])
     bound = acquisition if isinstance(acquisition, Partial) else Partial(acquisition)
