@@ -336,6 +336,7 @@ def resolve_temperature(
     return jnp.asarray(config.temperature, float)
 
 
+@jax.jit
 def tell(state: State, outcome: Outcome) -> State:
     """Append what evaluating architectures gave; what exceeds the budget is dropped.
 
