@@ -7,6 +7,7 @@ a large one makes it a single architecture; its effective sample size tells whic
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
@@ -79,14 +80,12 @@ def choose_temperature(
     check_positive("otherwise", otherwise)
     if not 0 < effective < 1:
         raise BQNESError(f"effective is {effective!r}; it must be between 0 and 1, a share.")
-    counts = jnp.isfinite(values)
-    if mask is not None:
-        mask = jnp.asarray(mask)
-        check_mask("mask", mask, len(values))
-        counts &= mask
-    return _choose_temperature(values, counts, effective, jnp.asarray(otherwise, values.dtype))
+    mask = jnp.asarray(np.ones(len(values), bool) if mask is None else mask)
+    check_mask("mask", mask, len(values))
+    return _choose_temperature(values, mask, effective, jnp.asarray(otherwise, values.dtype))
 
 
+@jax.jit
 def _effective_size(scores: Float[Array, " n"]) -> Float[Array, ""]:
     largest = jnp.max(scores, initial=-jnp.inf)
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(largest), largest, 0))
@@ -96,10 +95,11 @@ def _effective_size(scores: Float[Array, " n"]) -> Float[Array, ""]:
 @jax.jit
 def _choose_temperature(
     values: Float[Array, " n"],
-    counts: Bool[Array, " n"],
+    mask: Bool[Array, " n"],
     effective: ArrayLike,
     otherwise: Float[Array, ""],
 ) -> Float[Array, ""]:
+    counts = mask & jnp.isfinite(values)
     best = jnp.max(values, where=counts, initial=-jnp.inf)
     short = jnp.where(counts, best - values, jnp.inf)
     widest = jnp.max(short, where=counts, initial=0)
