@@ -30,13 +30,14 @@ from bqnes_jax.spaces import (
 )
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp, wsabi
 from bqnes_jax.tables import Table, evaluator
-from tests.toy import GRID, Endless
+from tests.toy import GRID, POINTS, Endless
 
 SEEDS = 3
 SPACE = Seeded(GRID, SEEDS)
 CELLS = Seeded(Subset(NATS, tuple(range(3, 15_625, 97))), SEEDS)
 PRODUCT = Seeded(Product(depth=(1, 2, 3), activation=("relu", "tanh")), SEEDS)
 ENDLESS = Seeded(Endless(), SEEDS)
+EVERYTHING = np.stack(np.unravel_index(np.arange(SPACE.size), SPACE.options), axis=-1)
 LISTED = (SPACE, CELLS, PRODUCT)
 KERNEL = RBF(SPACE, 0.5)  # the same in both precisions
 FIXED = FitConfig(kernel_steps=0)  # half of a program is the fit of the kernel
@@ -49,14 +50,12 @@ SMALL = {"pool": 24, "mutated": 8, "samples": 16, "climbs": 2, "parents": 3}
 def test_it_is_a_space(space, key):
     length = len(space.options)
     assert space.options == (*space.base.options, SEEDS) and count_seeds(space) == SEEDS
-    archs = jax.jit(lambda key: space.sample(key, 600))(key)
-    assert archs.shape == (600, length) and archs.dtype == jnp.int32
+    archs = np.asarray(jax.jit(lambda key: space.sample(key, 600))(key))
+    assert archs.shape == (600, length) and archs.dtype == np.int32
     assert np.bincount(archs[:, -1], minlength=SEEDS).min() > 150
-    mutants = jax.jit(jax.vmap(space.mutate))(jax.random.split(key, 600), archs)
-    changed = np.asarray(mutants != archs)
-    assert (
-        changed.any(axis=1).all() and ((mutants >= 0) & (mutants < jnp.array(space.options))).all()
-    )
+    mutants = np.asarray(jax.jit(jax.vmap(space.mutate))(jax.random.split(key, 600), archs))
+    changed = mutants != archs
+    assert changed.any(axis=1).all() and ((mutants >= 0) & (mutants < space.options)).all()
     reseeded = changed[:, -1]
     assert 0.5 / length < reseeded.mean() < 2 / length
     assert not changed[reseeded, :-1].any(), "an architecture or a seed, not both"
@@ -75,16 +74,16 @@ def test_it_is_a_space(space, key):
 @pytest.mark.parametrize("space", LISTED, ids=lambda space: space.name)
 def test_it_numbers_the_seeds_of_an_architecture_one_after_the_other(space):
     assert isinstance(space, EnumerableSpace) and space.size == SEEDS * space.base.size
-    archs = enumerate_space(space)
+    archs = np.asarray(enumerate_space(space))
     np.testing.assert_array_equal(jax.jit(space.index)(archs), np.arange(space.size))
-    base = enumerate_space(space.base)
+    base = np.asarray(enumerate_space(space.base))
     np.testing.assert_array_equal(archs[:, :-1], np.repeat(base, SEEDS, axis=0))
     np.testing.assert_array_equal(archs[:SEEDS, -1], np.arange(SEEDS))
     apart = split_seeds(space, archs)
     assert apart.space is space.base
     np.testing.assert_array_equal(apart.archs, archs[:, :-1])
     np.testing.assert_array_equal(apart.seeds, archs[:, -1])
-    assert not split_seeds(space.base, base).seeds.any()
+    assert not np.asarray(split_seeds(space.base, base).seeds).any()
     np.testing.assert_array_equal(enumerate_space(space.first), archs[::SEEDS])
 
 
@@ -106,29 +105,27 @@ def test_what_is_no_candidate_is_refused():
 def test_replicates_average(tolerance):
     """To a Gaussian process S replicates are their mean, with the S-th part of the noise."""
     rng = np.random.default_rng(0)
-    base = GRID.from_index(jnp.array([0, 3, 8, 21, 35]))
-    archs = SPACE.from_index(
-        SPACE.index(jnp.pad(base, ((0, 0), (0, 1))))[:, None] + np.arange(SEEDS)
-    )
+    base = POINTS[[0, 3, 8, 21, 35]]
+    archs = EVERYTHING.reshape(36, SEEDS, 3)[[0, 3, 8, 21, 35]]
     targets = rng.normal(size=(5, SEEDS))
     assert isinstance(make_kernel(SPACE), RBF) and isinstance(make_kernel(CELLS), WL)
     every = gp.condition(KERNEL, archs.reshape(-1, 3), targets.ravel(), Hyperparameters(2.0, 0.3))
     kernel, means = RBF(GRID, 0.5), targets.mean(axis=1)
     mean = gp.condition(kernel, base, means, Hyperparameters(2.0, 0.3 / SEEDS))
     close = {"rtol": tolerance(1e-3, 1e-9), "atol": tolerance(1e-4, 1e-10)}
-    ours, theirs = every.predict(enumerate_space(SPACE)), mean.predict(enumerate_space(GRID))
-    for seed in range(SEEDS):
-        np.testing.assert_allclose(ours.mean[seed::SEEDS], theirs.mean, **close)
-        np.testing.assert_allclose(ours.variance[seed::SEEDS], theirs.variance, **close)
-    alone = gp.condition(kernel, base, targets[:, 0], Hyperparameters(2.0, 0.3))
-    least = alone.predict(base).variance / every.predict(archs[:, 0]).variance
-    assert (least > 2).all(), "a replicate teaches"
+    replicated, averaged = every.predict(EVERYTHING), mean.predict(POINTS)
+    for ours, theirs in zip(replicated, averaged, strict=True):
+        for seed in range(SEEDS):
+            np.testing.assert_allclose(np.asarray(ours)[seed::SEEDS], theirs, **close)
+    alone = gp.condition(kernel, base, targets[:, 0], Hyperparameters(2.0, 0.3)).predict(POINTS)
+    least = np.asarray(alone.variance) / np.asarray(replicated.variance)[::SEEDS]
+    assert least[[0, 3, 8, 21, 35]].min() > 2, "a replicate teaches"
 
 
 def test_the_evidence_sums_over_architectures_and_seeds(tolerance):
-    archs = SPACE.sample(jax.random.key(0), 12)
-    scores = -jnp.sum((archs[:, :2] - 2.0) ** 2, axis=1) / 4 + archs[:, 2] / 5
-    options = {"temperature": 1.0, "fit_config": FitConfig(kernel_steps=0)}
+    archs = np.array(SPACE.sample(jax.random.key(0), 12))
+    scores = -np.sum((archs[:, :2] - 2.0) ** 2, axis=1) / 4 + archs[:, 2] / 5
+    options = {"temperature": 1.0, "fit_config": FIXED}
     ours = exact_evidence(wsabi.fit(KERNEL, archs, scores, **options), SPACE)
     model = wsabi.fit(RBF(GRID, 0.5), archs[:, :2], scores, **options)
     theirs, close = exact_evidence(model, GRID), tolerance(2e-3, 1e-9)
@@ -139,10 +136,14 @@ def test_the_evidence_sums_over_architectures_and_seeds(tolerance):
 def table(noise=0.3, seed=0):
     """Networks that predict 20 points, better towards a corner; seeds differ by their noise."""
     rng = np.random.default_rng(seed)
-    skill = np.asarray(GRID.coordinates(enumerate_space(GRID)).sum(axis=1))
+    skill = POINTS.sum(axis=1) / 5
     shape = (SPACE.size, 20)
     log_probs = -np.exp(noise * rng.normal(size=shape) - np.repeat(skill, SEEDS)[:, None])
-    return Table(jnp.asarray(log_probs.sum(axis=1)), jnp.zeros(SPACE.size), jnp.asarray(log_probs))
+    return Table(*map(jnp.asarray, (log_probs.sum(axis=1), np.zeros(SPACE.size), log_probs)))
+
+
+def index_of(archs):
+    return np.asarray(archs) @ [6 * SEEDS, SEEDS, 1]
 
 
 @functools.cache
@@ -167,7 +168,7 @@ def test_both_drivers_choose_the_same_candidates(name, precision):
     strategy, config, found = searched(name, precision)
     looped = loop(strategy, config, jax.random.key(3), evaluator(table(), SPACE))
     np.testing.assert_array_equal(found.history.archs, looped.history.archs)
-    index = SPACE.index(found.history.archs).tolist()
+    index = index_of(found.history.archs).tolist()
     assert len(set(index)) == CONFIG.budget, "no (architecture, seed) twice"
 
 
@@ -185,11 +186,11 @@ def test_a_space_that_cannot_be_listed_is_searched(name):
         return Outcome(archs, values[SPACE.index(archs)])
 
     found = jax.jit(lambda key: scan(strategy, config, key, look_up))(jax.random.key(1))
-    assert len(set(SPACE.index(found.history.archs).tolist())) == 12
-    assert (found.trace.evidence.sampling_sd > 0).all()
+    assert len(set(index_of(found.history.archs).tolist())) == 12
+    assert (np.asarray(found.trace.evidence.sampling_sd) > 0).all()
     if name == "replicate":
-        best = candidates.replicates.of_the_best(found.history)
-        assert sorted(found.history.archs[best, -1].tolist()) == [0, 1, 2]
+        best = np.asarray(candidates.replicates.of_the_best(found.history))
+        assert sorted(np.asarray(found.history.archs)[best, -1].tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -210,21 +211,17 @@ def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(pr
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_with_one_seed_a_search_is_what_it_was():
-    once, config = SPACE.first, CONFIG
-    values = table()
-    ours = Table(*(leaf[::SEEDS] for leaf in values[:3]))
+    ours = Table(*(jnp.asarray(np.asarray(leaf)[::SEEDS]) for leaf in table()[:3]))
+
+    def search(name, space):
+        strategy = candidates.make(name, space, kernel=RBF(space, 0.5), config=CONFIG)
+        run = jax.jit(lambda key: scan(strategy, CONFIG, key, evaluator(ours, space)))
+        return np.asarray(run(jax.random.key(0)).history.archs)
+
     for name in ("us", "evolution", "replicate"):
-        found = [
-            scan(
-                candidates.make(name, space, kernel=RBF(space, 0.5), config=config),
-                config,
-                jax.random.key(0),
-                evaluator(ours, space),
-            ).history
-            for space in (once, GRID)
-        ]
-        np.testing.assert_array_equal(found[0].archs[:, :-1], found[1].archs)
-        assert not found[0].archs[:, -1].any()
+        found = search(name, SPACE.first)
+        np.testing.assert_array_equal(found[:, :-1], search(name, GRID))
+        assert not found[:, -1].any()
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -234,20 +231,21 @@ def test_several_seeds_of_one_architecture_may_be_members(method):
     rng = np.random.default_rng(1)
     log_probs = -1 - 0.1 * rng.random((9, 40))
     log_probs[0, :20] = log_probs[1, 20:] = -0.01
-    gram = RBF(SPACE, 0.5).gram(SPACE.from_index(jnp.arange(9)))
-    assert jnp.linalg.matrix_rank(gram) == 3
+    gram = np.asarray(RBF(SPACE, 0.5).gram(EVERYTHING[:9]))
+    assert np.linalg.matrix_rank(gram) == 3
     chosen = select(
         method,
-        jnp.asarray(log_probs),
+        log_probs,
         2,
-        classes=jnp.stack([log_probs, np.log1p(-np.exp(log_probs))], -1),
+        classes=np.stack([log_probs, np.log1p(-np.exp(log_probs))], -1),
         kernel=gram,
         temperature=10.0,
-        rule=jnp.full(9, 1 / 9),
+        rule=np.full(9, 1 / 9),
     )
+    weights = np.asarray(chosen.weights)
     if pool_of(method) == "mixture":
-        np.testing.assert_allclose(chosen.weights.sum(), 1, rtol=1e-5)
-    assert jnp.isfinite(chosen.weights).all() and (chosen.weights >= 0).all()
+        np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+    assert np.isfinite(weights).all() and (weights >= 0).all()
     if not method.startswith("recombine"):  # which chooses by the kernel's moments
         assert set(chosen.members.tolist()) == {0, 1}
 
@@ -256,7 +254,8 @@ def test_several_seeds_of_one_architecture_may_be_members(method):
 def ensembles(name, size, precision):
     del precision
     run = jax.jit(jax.vmap(make(name, SPACE, size, kernel=KERNEL, config=CONFIG), (0, None)))
-    return run(jax.random.split(jax.random.key(0), 3), evaluator(table(), SPACE))
+    found = run(jax.random.split(jax.random.key(0), 3), evaluator(table(), SPACE))
+    return jax.tree.map(np.asarray, found)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -265,12 +264,12 @@ def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precisi
     found = ensembles("Deep ensemble", size, precision)
     assert (found.history.count == CONFIG.budget).all(), "as many trainings as the others"
     np.testing.assert_allclose(found.weights, 1 / size, rtol=1e-6)
-    for archs, history in zip(found.archs, np.asarray(found.history.archs), strict=True):
+    for archs, history in zip(found.archs, found.history.archs, strict=True):
         assert len({tuple(arch) for arch in archs[:, :-1].tolist()}) == 1
         assert len(set(archs[:, -1].tolist())) == size
         _, first = np.unique(history[:, :-1], axis=0, return_index=True)
         assert len(first) >= CONFIG.budget - CONFIG.initial - SEEDS + 1, "one training of each"
-        likelihoods = table().log_likelihoods[SPACE.index(history[first])]
+        likelihoods = np.asarray(table().log_likelihoods)[index_of(history[first])]
         np.testing.assert_array_equal(history[first][likelihoods.argmax(), :-1], archs[0, :-1])
 
 
