@@ -4,7 +4,6 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,23 +17,22 @@ from bqnes_jax.quadrature import (
     quadrature_weights,
     sampled_evidence,
 )
-from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.spaces import NATS
 from bqnes_jax.surrogates import Hyperparameters, WarpConfig, wsabi
 from bqnes_jax.surrogates.gp import double_sum
 from bqnes_jax.surrogates.wsabi import WARPS
 from bqnes_jax.types import Status
-from tests.toy import GRID, Polynomial
+from tests.toy import GRID, POINTS, Polynomial
 
 KERNELS = [RBF(GRID, 0.3), Polynomial()]  # by points, and in weight space
-ARCHS = enumerate_space(GRID)
 
 
 def log_likelihood(archs):
-    return -128 * 4 * np.sum((np.asarray(GRID.coordinates(archs)) - 0.4) ** 2, axis=1)
+    return -128 * 4 * np.sum((archs / 5 - 0.4) ** 2, axis=1)
 
 
 def model_of(kernel, warp, n=15, **options):
-    archs = ARCHS[np.random.default_rng(0).permutation(36)[:n]]
+    archs = POINTS[np.random.default_rng(0).permutation(36)[:n]]
     config = WarpConfig(warp=warp, **options)
     hyperparameters = Hyperparameters(0.8, 0.01, mean=0.1)
     return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
@@ -48,7 +46,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
     model = model_of(kernel, warp)
     assert model.latent.weight_space == isinstance(kernel, Polynomial)
     prior = np.ones(36) / 36 if uniform else np.random.default_rng(1).dirichlet(np.ones(36))
-    latent = model.latent.predict(ARCHS, full_covariance=True)
+    latent = model.latent.predict(POINTS, full_covariance=True)
     mu, sigma = (np.asarray(moment, np.float64) for moment in latent)
     mean = variance = 0.0
     for i in range(36):
@@ -82,11 +80,9 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
 
 @pytest.mark.parametrize("warp", ["linear", "none"])
 def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
-    archs, hyperparameters = ARCHS, Hyperparameters(1.0, 1e-5)
-    model = wsabi.condition(
-        RBF(GRID, 0.25), archs, log_likelihood(archs), hyperparameters, config=WarpConfig(warp=warp)
-    )
-    expected = np.log(np.mean(np.exp(log_likelihood(archs) / 128)))
+    kernel, known, config = RBF(GRID, 0.25), log_likelihood(POINTS), WarpConfig(warp=warp)
+    model = wsabi.condition(kernel, POINTS, known, Hyperparameters(1.0, 1e-5), config=config)
+    expected = np.log(np.mean(np.exp(known / 128)))
     np.testing.assert_allclose(exact_evidence(model, GRID).log_evidence, expected, atol=2e-3)
 
 
@@ -94,17 +90,21 @@ def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
 @pytest.mark.parametrize("squared", [False, True])
 def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, tolerance):
     posterior = model_of(kernel, "linear").latent
-    weights = jnp.asarray(np.random.default_rng(0).normal(size=36))
-    sigma = posterior.predict(ARCHS, full_covariance=True).variance
+    weights = np.random.default_rng(0).normal(size=36)
+    sigma = np.asarray(posterior.predict(POINTS, full_covariance=True).variance)
     expected = weights @ (sigma**2 if squared else sigma) @ weights
     for rows in (1, 5, 36, 512):
         monkeypatch.setattr("bqnes_jax.surrogates.gp._ROWS", rows)
-        ours = double_sum(posterior, ARCHS, weights, squared=squared)
+        ours = jax.jit(lambda archs, w: double_sum(posterior, archs, w, squared=squared))(
+            POINTS, weights
+        )
         np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
 
 
-@pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize(
+    ("kernel", "warp"), zip(2 * KERNELS, ["linear", "moment", "none", "log"], strict=True)
+)
 def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
     model = model_of(kernel, warp)
     exact = exact_evidence(model, GRID)
@@ -126,13 +126,13 @@ def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_quadrature_weights_give_the_mean(kernel, tolerance):
     model = model_of(kernel, "none")
-    weights = quadrature_weights(model, ARCHS, np.full(36, 1 / 36))
+    weights = np.asarray(quadrature_weights(model, POINTS, np.full(36, 1 / 36)))
     amplitude, noise, mean = map(float, model.latent.hyperparameters)
-    estimate = mean + jnp.sum(weights * (model.latent.design.targets - mean))
-    expected = jnp.exp(exact_evidence(model, GRID).log_evidence - model.log_scale)
+    estimate = mean + np.sum(weights * (np.asarray(model.latent.design.targets) - mean))
+    expected = np.exp(float(exact_evidence(model, GRID).log_evidence) - float(model.log_scale))
     np.testing.assert_allclose(estimate, expected, rtol=tolerance(1e-3, 1e-9))
     gram = np.asarray(kernel.gram(model.latent.design.archs), float)
-    kernel_mean = np.asarray(kernel.cross(model.latent.design.archs, ARCHS), float).mean(1)
+    kernel_mean = np.asarray(kernel.cross(model.latent.design.archs, POINTS), float).mean(1)
     expected = np.linalg.solve(gram + noise / amplitude * np.eye(15), kernel_mean)
     np.testing.assert_allclose(weights, expected, atol=tolerance(5e-4, 1e-10))
 
@@ -140,25 +140,25 @@ def test_quadrature_weights_give_the_mean(kernel, tolerance):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_quadrature_weights_without_noise(kernel):
     """Noise below rounding is raised, and the weights know it."""
-    archs = ARCHS[np.random.default_rng(0).permutation(36)[:15]]
+    archs = POINTS[np.random.default_rng(0).permutation(36)[:15]]
     model = wsabi.condition(
         kernel, archs, log_likelihood(archs), Hyperparameters(1.0, 1e-30), config=WarpConfig("none")
     )
-    weights = quadrature_weights(model, ARCHS, np.full(36, 1 / 36))
-    estimate = jnp.sum(weights * model.latent.design.targets)
-    expected = jnp.exp(exact_evidence(model, GRID).log_evidence - model.log_scale)
+    weights = np.asarray(quadrature_weights(model, POINTS, np.full(36, 1 / 36)))
+    estimate = np.sum(weights * np.asarray(model.latent.design.targets))
+    expected = np.exp(float(exact_evidence(model, GRID).log_evidence) - float(model.log_scale))
     np.testing.assert_allclose(estimate, expected, rtol=0.02)
 
 
 def test_a_negative_estimate_of_the_plain_gp_is_flagged():
     model = model_of(Polynomial(), "none", n=15)
-    mean = model.predict(ARCHS).mean
+    mean = np.asarray(model.predict(POINTS).mean)
     assert mean.min() < 0
-    log_prior = jnp.full(36, -50.0).at[jnp.argmin(mean)].set(0.0)
+    log_prior = np.where(np.arange(36) == mean.argmin(), 0.0, -50.0)
     evidence = exact_evidence(model, GRID, log_prior=log_prior)
     assert Status(int(evidence.status)) == Status.NEGATIVE
-    assert evidence.log_evidence == -jnp.inf
-    assert not any(jnp.isnan(value) for value in evidence)
+    assert evidence.log_evidence == -np.inf
+    assert not any(np.isnan(value) for value in evidence)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -172,20 +172,20 @@ def test_an_error_beyond_the_largest_numbers_is_infinite():
 
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_likelihoods_500_nats_apart_give_no_nan(kernel):
-    archs = jnp.tile(NATS.sample(jax.random.key(0), 30), (5, 1))
+    archs = np.tile(NATS.sample(jax.random.key(0), 30), (5, 1))
     log_likelihoods = -128 * 500 * np.random.default_rng(0).random(150)
     model = wsabi.fit(kernel, archs, log_likelihoods)
     evidence = sampled_evidence(jax.random.key(1), model, NATS, samples=512)
-    assert all(jnp.isfinite(value) for value in evidence)
+    assert all(np.isfinite(value) for value in evidence)
 
 
 def test_the_whole_nats_space_by_points_and_in_weight_space(tolerance):
     """Fewer points than features, then more: the sum over 15,625 architectures either way."""
-    archs = NATS.sample(jax.random.key(0), 110)
-    log_likelihoods = -200.0 * jnp.sum(archs != 3, axis=1)
+    archs = np.asarray(NATS.sample(jax.random.key(0), 110))
+    log_likelihoods = -200.0 * np.sum(archs != 3, axis=1)
     results = []
     for n in (110, 90):
-        mask = jnp.arange(n) < 90
+        mask = np.arange(n) < 90
         model = wsabi.condition(
             WL(NATS), archs[:n], log_likelihoods[:n], Hyperparameters(0.5, 0.05), mask=mask
         )
@@ -217,23 +217,23 @@ def test_draws_without_replacement_are_unbiased_for_any_rule(tolerance):
 
 def test_draws_that_failed_or_are_padding():
     evidence = drawn_evidence(
-        jnp.array([-3.0, jnp.nan, -1.0, 50.0]),
-        jnp.full(4, -1.0),
+        np.array([-3.0, np.nan, -1.0, 50.0]),
+        np.full(4, -1.0),
         5,
-        mask=jnp.arange(4) < 3,
+        mask=np.arange(4) < 3,
         temperature=1.0,
     )
-    zero = drawn_evidence(jnp.array([-3.0, -1e30, -1.0]), jnp.full(3, -1.0), 5, temperature=1.0)
+    zero = drawn_evidence(np.array([-3.0, -1e30, -1.0]), np.full(3, -1.0), 5, temperature=1.0)
     np.testing.assert_allclose(evidence.log_evidence, zero.log_evidence, rtol=1e-6)
     assert Status(int(evidence.status)) == Status.MASKED_TARGETS
-    nothing = drawn_evidence(jnp.full(3, jnp.nan), jnp.full(3, -1.0), 5)
-    assert nothing.log_evidence == -jnp.inf
+    nothing = drawn_evidence(np.full(3, np.nan), np.full(3, -1.0), 5)
+    assert nothing.log_evidence == -np.inf
     assert Status(int(nothing.status)) & Status.EMPTY
 
 
 def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
     """1/q = e¹⁰⁰⁰ is no number of any type, but its logarithm is."""
-    given = jnp.array([-2.0, -1.0, -3.0]), jnp.array([-1.0, -1000.0, -2.0])
+    given = np.array([-2.0, -1.0, -3.0]), np.array([-1.0, -1000.0, -2.0])
     found = drawn_evidence(*given, 5, temperature=1.0)
     # The second estimate is all there is: its weight is 2/6.
     expected = -1 + 1000 - np.log(5) + np.log(2 / 6)
@@ -243,16 +243,16 @@ def test_what_was_drawn_may_have_been_very_unlikely(tolerance):
     assert found.status == Status.OK
 
 
-@pytest.mark.parametrize("value", [0.1, 1e19, jnp.nan, -jnp.inf])
+@pytest.mark.parametrize("value", [0.1, 1e19, np.nan, -np.inf])
 def test_what_is_no_log_probability_is_refused_or_reported(value):
-    given = jnp.zeros(3), jnp.array([-1.0, value, -2.0])
+    given = np.zeros(3), np.array([-1.0, value, -2.0])
     with pytest.raises(BQNESError, match=r"log_draw_probabilities\[1\] is .* at most 0"):
         drawn_evidence(*given, 5)
     found = jax.jit(lambda y, q: drawn_evidence(y, q, 5))(*given)
     assert Status(int(found.status)) & Status.INFEASIBLE
-    assert found.log_evidence == -jnp.inf and found.sampling_sd == jnp.inf
-    padded = drawn_evidence(*given, 5, mask=jnp.array([True, False, True]))
-    assert padded.status == Status.OK and jnp.isfinite(padded.log_evidence)
+    assert found.log_evidence == -np.inf and found.sampling_sd == np.inf
+    padded = drawn_evidence(*given, 5, mask=np.array([True, False, True]))
+    assert padded.status == Status.OK and np.isfinite(padded.log_evidence)
 
 
 def test_log_posterior(tolerance):
@@ -275,8 +275,8 @@ def test_log_posterior(tolerance):
 def test_log_posterior_leaves_out_what_failed():
     ours = log_posterior(np.array([-1.0, np.nan, -1.0, -1.0]), mask=np.array([1, 1, 1, 0], bool))
     np.testing.assert_allclose(np.exp(ours), [0.5, 0, 0.5, 0], atol=1e-6)
-    assert (log_posterior(np.full(3, np.nan)) == -jnp.inf).all()
-    assert (log_posterior(np.full(3, -np.inf)) == -jnp.inf).all()
+    assert log_posterior(np.full(3, np.nan)).tolist() == [-np.inf] * 3
+    assert log_posterior(np.full(3, -np.inf)).tolist() == [-np.inf] * 3
     assert log_posterior(np.array([np.inf, 0.0])).tolist() == [-np.inf, 0.0]
 
 
@@ -287,11 +287,11 @@ def test_log_posterior_leaves_out_what_failed():
         (lambda m: exact_evidence(m, GRID, log_prior=np.zeros(3)), r"log_prior has shape \(3,\)"),
         (lambda m: sampled_evidence(jax.random.key(0), m, GRID, samples=1), "samples is 1"),
         (
-            lambda m: quadrature_weights(m, ARCHS, np.ones(36)),
+            lambda m: quadrature_weights(m, POINTS, np.ones(36)),
             "warp is 'linear'; only the plain GP",
         ),
-        (lambda m: evidence_over(m, ARCHS, np.ones(36)), "weights sums to 36"),
-        (lambda m: evidence_over(m, ARCHS, np.ones(3) / 3), r"weights has shape \(3,\)"),
+        (lambda m: evidence_over(m, POINTS, np.ones(36)), "weights sums to 36"),
+        (lambda m: evidence_over(m, POINTS, np.ones(3) / 3), r"weights has shape \(3,\)"),
         (lambda m: log_posterior(np.zeros((2, 2))), "log_likelihoods has shape"),
         (lambda m: log_posterior(np.zeros(2), temperature=-1.0), "temperature is -1"),
     ],
