@@ -30,6 +30,8 @@ def drawn(models=4, points=60, classes=3, seed=0):
 
 LOGITS, LABELS = drawn()
 VALID = softmax(LOGITS)
+NEW_LOGITS, NEW_LABELS = drawn(seed=1)
+NEW = softmax(NEW_LOGITS)
 
 
 def pooled(combination, probabilities):
@@ -45,37 +47,36 @@ def pooled(combination, probabilities):
 
 @pytest.mark.parametrize("method", ["logpool", "beam"])
 def test_predictions_are_those_of_the_formulas(method):
-    found = bqnes_jax.combine(VALID[:, :40], LABELS[:40], size=2, method=method)
-    new = VALID[:, 40:]
-    assert np.allclose(found.predict(new), pooled(found, new), atol=1e-5)
-    assert np.array_equal(found.predict(new), found.predict(new[found.members]))
+    found = bqnes_jax.combine(VALID, LABELS, size=2, method=method)
+    assert np.allclose(found.predict(NEW), pooled(found, NEW), atol=1e-5)
+    assert np.array_equal(found.predict(NEW), found.predict(NEW[found.members]))
     every = bqnes_jax.combine(VALID[[3, 0]], LABELS, size=2, method=method, calibrate="off")
     assert every.members.tolist() == [0, 1]  # so that all models and all members are the same
-    with pytest.raises(BQNESError, match=r"new has shape \(3, 20, 3\)"):
-        found.predict(new[:3])
+    with pytest.raises(BQNESError, match=r"new has shape \(3, 60, 3\)"):
+        found.predict(NEW[:3])
     with pytest.raises(BQNESError, match="new holds NaN"):
-        found.predict(np.full_like(new, np.nan))
+        found.predict(np.full_like(NEW, np.nan))
 
 
 def test_what_is_measured_is_what_the_metrics_say(precision):
-    given = {"test": VALID[:, 30:], "test_labels": LABELS[30:]}
-    found = bqnes_jax.combine(VALID[:, :30], LABELS[:30], size=2, method="beam", **given)
-    said = found.predict(given["test"])
+    given = {"test": NEW, "test_labels": NEW_LABELS}
+    found = bqnes_jax.combine(VALID, LABELS, size=2, method="beam", **given)
+    said = found.predict(NEW)
     loss, ece, accuracy, _ = found.metrics
-    true = said[np.arange(30), LABELS[30:]]
+    true = said[np.arange(60), NEW_LABELS]
     assert np.isclose(loss.estimate, -np.log(true).mean(), rtol=1e-4)
-    assert np.isclose(accuracy.estimate, (said.argmax(1) == LABELS[30:]).mean())
+    assert np.isclose(accuracy.estimate, (said.argmax(1) == NEW_LABELS).mean())
     assert loss.low < loss.estimate < loss.high and 0 <= ece.low <= ece.high <= 1
     names = [row.name for row in found.measured.rows]
     assert names[0] == "beam" and {"best single", "caruana", "stack", "all equal"} <= set(names)
     everyone = found.measured.rows[-1].metrics.loss.estimate
-    mean = VALID[:, 30:].mean(axis=0)[np.arange(30), LABELS[30:]]
+    mean = NEW.mean(axis=0)[np.arange(60), NEW_LABELS]
     assert np.isclose(everyone, -np.log(mean).mean(), rtol=1e-4)
     single = found.measured.rows[names.index("best single")].metrics.loss.estimate
-    losses = -np.log(VALID[:, np.arange(60), LABELS])
-    best = losses[:, :30].mean(axis=1).argmin()
-    assert np.isclose(single, losses[best, 30:].mean(), rtol=1e-4)
-    assert "30 test points" in str(found) and "Combination(beam" in repr(found)
+    best = np.log(VALID[:, np.arange(60), LABELS]).mean(axis=1).argmax()
+    losses = -np.log(NEW[:, np.arange(60), NEW_LABELS])
+    assert np.isclose(single, losses[best].mean(), rtol=1e-4)
+    assert "60 test points" in str(found) and "Combination(beam" in repr(found)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -202,9 +203,8 @@ def test_one_point_one_model_and_certainty():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predictions")
-    parts = {"valid": slice(0, 40), "test": slice(40, 60)}
-    arrays = {name: VALID[:, part].astype(np.float32) for name, part in parts.items()}
-    labels = {f"{name}_labels": LABELS[part] for name, part in parts.items()}
+    arrays = {name: array.astype(np.float32) for name, array in (("valid", VALID), ("test", NEW))}
+    labels = {"valid_labels": LABELS, "test_labels": NEW_LABELS}
     np.savez(folder / "all.npz", **arrays, **labels, names=np.array(list("abcd")))
     for name, array in arrays.items():
         (folder / "each" / name).mkdir(parents=True)
