@@ -40,9 +40,6 @@ class Searched(NamedTuple):
 Driver = Callable[[Strategy, SearchConfig, PRNGKey, Evaluate], Searched]
 
 
-_tell = jax.jit(tell)  # on the host each of its operations would be a program
-
-
 class Recorded(NamedTuple):
     """The beginning of a search that was done before: n candidates, and their scores."""
 
@@ -115,7 +112,7 @@ def _conversation(
         count = int(state.history.count)
         asked = _asked(info, count, config.budget, recorded)
         outcome = yield asked.archs
-        state = _tell(state, outcome._replace(scores=asked.scores))
+        state = tell(state, outcome._replace(scores=asked.scores))
         state, info = strategy.ask(step_key, state)
         trace.append(info)
         if report is not None:

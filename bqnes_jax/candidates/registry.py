@@ -133,26 +133,31 @@ def make(
             f"budget is {config.budget}; space {space.name!r} has {space.size} architectures: "
             "ask for at most as many."
         )
+    fits = beliefs or uses_surrogate(name)
     if kernel is None and prior is None:
-        return _make_once(chooser, space, config, jnp.result_type(float))
+        return _make_once(chooser, space, config, fits, jnp.result_type(float))
     kernel = make_kernel(space, config.kernel) if kernel is None else kernel
-    return _make(chooser, space, kernel, config, prior)
+    return _make(chooser, space, kernel, config, prior, fits)
 
 
 @functools.lru_cache(maxsize=8)  # a search that is done again finds its programs
 def _make_once(
-    chooser: Chooser, space: Space, config: SearchConfig, precision: np.dtype
+    chooser: Chooser, space: Space, config: SearchConfig, fits: bool, precision: np.dtype
 ) -> Strategy:
     with jax.ensure_compile_time_eval():  # what is kept is no part of a program being traced
-        return _make(chooser, space, make_kernel(space, config.kernel), config, None)
+        return _make(chooser, space, make_kernel(space, config.kernel), config, None, fits)
 
 
 def _make(
-    chooser: Chooser, space: Space, kernel: Kernel, config: SearchConfig, prior: Prior | None
+    chooser: Chooser,
+    space: Space,
+    kernel: Kernel,
+    config: SearchConfig,
+    prior: Prior | None,
+    fits: bool,
 ) -> Strategy:
     landscape = make_landscape(space, kernel, config, prior=_without_seeds(prior, space))
     batch = min(config.batch, space.size or config.batch)
-    fits = beliefs or uses_surrogate(name)
 
     def init(key: PRNGKey) -> tuple[State, Info]:
         draw_key, reference_key = jax.random.split(key)
