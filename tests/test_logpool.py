@@ -16,7 +16,7 @@ from scipy.special import log_softmax, logsumexp
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import ece
 from bqnes_jax.pooling import LOG_FLOOR, Pool, ensemble_log_probabilities
-from bqnes_jax.selection import Choice, log_pool_weights, logpool, register, select
+from bqnes_jax.selection import Choice, log_pool_weights, logpool, pool_of, register, select
 from bqnes_jax.selection.loglinear import LEAST, Problem, best_pool, evaluate
 from bqnes_jax.selection.logpool import STRENGTHS
 from bqnes_jax.types import Status
@@ -199,6 +199,7 @@ def test_an_ensemble_comes_out(precision):
     value, _ = value_of(found.weights, log_probs[members], classes[members], 0)
     pooled = value - max(LEAST, 0) * (found.weights.sum() - 1 - np.log(found.weights.sum()))
     np.testing.assert_allclose(found.info.loss, pooled, rtol=1e-4)
+    assert pool_of("logpool") == found.pool and pool_of("top") == "mixture"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -282,7 +282,7 @@ def test_transformations(name, compilations):
 
 NOT_NUMERICAL = {
     *("vocabulary", "make_kernel", "scale_temperature"),
-    *("methods", "register", "needs_classes", "pool_of", "takes_limit"),
+    *("methods", "register", "needs_classes", "needs_kernel", "pool_of", "takes_limit"),
 }
 
 
