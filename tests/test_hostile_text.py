@@ -62,6 +62,17 @@ def test_whatever_a_name_holds_is_printed_as_text(name, terminal, capsys, monkey
     assert name.isprintable() or name not in said
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_is_cut_off_a_table_that_is_too_wide(terminal, capsys, monkeypatch):
+    if terminal:
+        in_a_terminal(monkeypatch)
+        monkeypatch.setenv("COLUMNS", "80")
+    numbers = ["-1234.5 ± 67.8"] * 6
+    shell.show_table(["", *"abcdef"], [["Deep ensemble", *numbers]])
+    words = capsys.readouterr().out.split()
+    assert {"Deep", "ensemble"} < {*words} and words.count("67.8") == words.count("-1234.5") == 6
+
+
 def test_a_command_says_a_warning_once(capsys):
     with shell.warnings_in_a_line():
         warnings.simplefilter("always")

@@ -29,7 +29,7 @@ from bqnes_jax.families import NetworkFamily
 from bqnes_jax.files.text import plain
 from bqnes_jax.parallel import is_first, use_all_cores
 
-_PLAIN_WIDTH = 110  # where there is no terminal to ask
+_PLAIN_WIDTH = 160  # where there is no terminal to ask
 
 
 def console(stderr: bool = False) -> Console:
@@ -91,8 +91,7 @@ def show_table(
     """Print a table whose first columns are names; some cells, by row and column, in bold."""
     table = Table(title=Text(plain(title)) if title else None, title_justify="left")
     for i, column in enumerate(columns):
-        justify = "left" if i < names else "right"
-        table.add_column(Text(plain(column)), justify=justify, no_wrap=i >= names)
+        table.add_column(Text(plain(column)), justify="left" if i < names else "right")
     for i, row in enumerate(rows):
         styles = ("bold" if (i, j) in bold else "" for j in range(len(row)))
         table.add_row(*(Text(plain(c), style) for c, style in zip(row, styles, strict=True)))
