@@ -42,6 +42,7 @@ from bqnes_jax.surrogates import (
     gp,
     wsabi,
 )
+from bqnes_jax.types import Status
 from tests.toy import GRID
 
 POOL = enumerate_space(GRID)
@@ -251,6 +252,19 @@ PUBLIC = {
 }
 
 
+def assert_close(ours, theirs, tolerance, precision):
+    if precision == "float32":
+        forgive = jax.tree_util.tree_map_with_path
+        ours, theirs = (forgive(without_bound, one) for one in (ours, theirs))
+    chex.assert_trees_all_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def without_bound(path, leaf):
+    """Leave out of a status whether a fit ended at a bound: next to it, float32 decides."""
+    is_status = jax.tree_util.keystr(path).endswith(".status")
+    return leaf & ~Status.AT_BOUND if is_status else leaf
+
+
 def stack(*trees):
     """Put trees on top of each other, by NumPy but for keys: that compiles nothing."""
 
@@ -262,9 +276,8 @@ def stack(*trees):
     return jax.tree.map(stack_leaves, *trees)
 
 
-@pytest.mark.parametrize("precision", ["float64"], indirect=True)  # which forgives least
 @pytest.mark.parametrize("name", PUBLIC)
-def test_transformations(name, compilations):
+def test_transformations(name, compilations, tolerance, precision):
     function, arguments = PUBLIC[name]
     keys = jax.random.split(jax.random.key(1), 3)
     each = [arguments(key) for key in keys]
@@ -274,7 +287,7 @@ def test_transformations(name, compilations):
     assert compilations() == 0, "a second call with other data compiled again"
 
     mapped = jax.jit(jax.vmap(lambda *arguments: function(*arguments)))
-    close = functools.partial(chex.assert_trees_all_close, rtol=1e-6, atol=1e-6)
+    close = functools.partial(assert_close, tolerance=tolerance(2e-2, 1e-6), precision=precision)
     close(mapped(*stack(*each)), stack(*eager))
     close(mapped(*stack(*each[::-1])), stack(*eager[::-1]))
     assert mapped._cache_size() == 1
