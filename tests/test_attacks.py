@@ -59,6 +59,19 @@ def test_calls_are_judged(attacks, call, given, expected):
     assert found == expected and bool(note) == (expected != "survived")
 
 
+def test_every_public_function_is_called(attacks, monkeypatch):
+    functions = attacks("functions")
+    assert functions.left_out() == []
+    monkeypatch.setattr(functions, "OF_CALIBRATION", {})
+    assert "bqnes_jax.calibration.calibrate" in functions.left_out()
+
+
+def test_functions_are_called_without_rows(attacks):
+    calls = attacks("calls")
+    form = calls.with_rows(calls.Form(jnp.sum, lambda key: (jnp.ones((8, 2)),)), 0)
+    assert form.make(None)[0].shape == (0, 2) and calls.outcome(form, form.make(None))[1] == ""
+
+
 def test_altered_files_are_judged(attacks, tmp_path):
     altered = attacks("altered")
     contents = iter(["same", "another", BQNESError("no"), ValueError("crash")])

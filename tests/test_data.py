@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 import pytest
@@ -17,6 +18,7 @@ from sklearn.datasets import load_digits
 from bqnes_jax.data import (
     Examples,
     available,
+    channel_moments,
     check_images,
     downsample,
     load,
@@ -294,6 +296,12 @@ def test_downsampling_averages_over_areas(side, size):
     fine = np.repeat(np.repeat(part.astype(float), size, 1), size, 2)  # divides, whatever the side
     means = fine.reshape(3, size, side, size, side, 3).mean((2, 4))
     assert abs(downsample(part, size) - means).max() <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("change", [lambda images: downsample(images, 4), channel_moments])
+def test_images_without_pixels_are_refused(change):
+    with pytest.raises(BQNESError, match="pixel"):
+        change(jnp.zeros((2, 0, 0, 3), jnp.uint8))
     with pytest.raises(BQNESError, match="size is 9; it must be a whole number, from 1 to 8"):
         load("digits", size=9)
 

@@ -130,6 +130,7 @@ def test_coordinates_are_one_hot():
     coordinates = NATS.coordinates(jnp.array([[0, 1, 2, 3, 4, 0]]))
     assert coordinates.shape == (1, 30)
     assert np.flatnonzero(coordinates[0]).tolist() == [0, 6, 12, 18, 24, 25]
+    assert NATS.coordinates(np.zeros((0, 6), np.int32)).shape == (0, 30)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from attacks.functions import every
 from attacks.tally import Tally
-from bqnes_jax import calibration, selection
+from bqnes_jax import selection
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
 from bqnes_jax.surrogates import WarpConfig, gp, wsabi
-from bqnes_jax.surrogates.fitting import no_shape
-from tests.test_transformations import PUBLIC, grid, hyperparameters, numbers
+from tests.test_transformations import grid, hyperparameters, numbers
 from tests.toy import GRID
 
 CALLS = 100_000
@@ -31,49 +31,6 @@ SCALES = (1e-30, 1e10, 1e19)
 ROWS = 8  # of what the tests make
 SIZES = ((1, 1), (4, 2), (4, 4), (7, 3))  # of how many candidates how many are selected
 METHODS = selection.methods()
-
-
-def predictions(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what one model says about eight points, and their classes."""
-    log_probs = jax.nn.log_softmax(2 * jax.random.normal(key, (8, 3)))
-    return log_probs, jax.random.randint(key, (8,), 0, 3)
-
-
-def ensembles(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what four models say about the true class of ten points, and about all classes."""
-    classes = jax.nn.log_softmax(2 * jax.random.normal(key, (4, 10, 3)))
-    return classes[..., 0], classes
-
-
-@jax.jit
-def refit(archs, log_likelihoods):
-    """Fit a surrogate for the first time, as a step of a search does."""
-    kernel = RBF(GRID, jnp.asarray(0.4))
-    return wsabi.refit(no_shape(kernel), kernel, archs, log_likelihoods)
-
-
-# Functions that the tests do not transform: those of calibration, and what a search keeps.
-OTHERS = {
-    "fit_temperature": (calibration.fit_temperature, predictions),
-    "calibrate": (calibration.calibrate, predictions),
-    "calibrated_log_likelihood": (
-        lambda log_probs, labels: calibration.calibrated_log_likelihood(jnp.exp(log_probs), labels),
-        predictions,
-    ),
-    "calibrate_ensemble": (
-        calibration.calibrate_ensemble,
-        lambda key: (jnp.ones(4) / 4, *ensembles(key)),
-    ),
-    "select_calibrated": (
-        lambda true, classes: calibration.select_calibrated("top", true, 2, classes=classes),
-        ensembles,
-    ),
-    "left_out_predictions": (
-        lambda true, classes: calibration.left_out_predictions("logpool", true, 2, classes=classes),
-        ensembles,
-    ),
-    "wsabi.refit": (refit, lambda key: (grid(key), 99 * numbers(key))),
-}
 
 
 class Form(NamedTuple):
@@ -129,11 +86,11 @@ def from_ingredients(form: Form) -> Form:
     return Form(call, make)
 
 
-def of_one(form: Form) -> Form:
-    """Let a function of many rows be called with one of them."""
+def with_rows(form: Form, count: int) -> Form:
+    """Let a function of many rows be called with the first few of them, or with none."""
 
     def cut(leaf: object) -> object:
-        return leaf[tuple(slice(1) if n == ROWS else slice(None) for n in jnp.shape(leaf))]
+        return leaf[tuple(slice(count) if n == ROWS else slice(None) for n in jnp.shape(leaf))]
 
     return Form(form.call, lambda key: jax.tree.map(cut, form.make(key)))
 
@@ -145,9 +102,11 @@ def has_rows(form: Form) -> bool:
 
 
 def forms() -> dict[str, Form]:
-    """Return every public function, also with a single row, and selections of several sizes."""
-    found = {name: from_ingredients(Form(*pair)) for name, pair in (PUBLIC | OTHERS).items()}
-    found |= {f"{name}, one row": of_one(form) for name, form in found.items() if has_rows(form)}
+    """Return every public function, also with one row and with none, and selections of sizes."""
+    found = {name: from_ingredients(Form(*pair)) for name, pair in every().items()}
+    of_rows = {name: form for name, form in found.items() if has_rows(form)}
+    for text, count in (("one row", 1), ("no rows", 0)):
+        found |= {f"{name}, {text}": with_rows(form, count) for name, form in of_rows.items()}
     for method in METHODS:
         for count, size in SIZES:
             found[f"select {method}, {size} of {count}"] = of_selection(method, count, size)

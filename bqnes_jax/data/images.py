@@ -42,6 +42,8 @@ def channel_moments(
     images: UInt8[Array, "n h w c"],
 ) -> tuple[Float[Array, " c"], Float[Array, " c"]]:
     """Return the mean and the standard deviation of each channel, in units of 255."""
+    if images.size == 0:
+        raise BQNESError(f"images have shape {images.shape}, without a pixel; give at least one.")
     scaled = images / jnp.asarray(255, jnp.result_type(float))
     return jnp.mean(scaled, (0, 1, 2)), jnp.std(scaled, (0, 1, 2))
 

@@ -88,6 +88,8 @@ def downsample(
     """
     images = np.asarray(images)
     height, width = images.shape[1:3]
+    if not height or not width:
+        raise BQNESError(f"images have shape {images.shape}; each needs at least one pixel.")
     rows, columns = _area_weights(height, size), _area_weights(width, size)
     small = np.empty((len(images), size, size, images.shape[3]), np.uint8)
     for start in range(0, len(images), 1024):  # in floating point all would take four times more

@@ -109,7 +109,7 @@ class NATSSpace:
     def coordinates(self, arch: ArrayLike) -> Float[Array, "*batch 30"]:
         """Return the one-hot operations of the six edges, side by side."""
         one_hot = jax.nn.one_hot(as_architectures(self, arch), len(OPERATIONS))
-        return one_hot.reshape(*one_hot.shape[:-2], -1)
+        return one_hot.reshape(*one_hot.shape[:-2], len(self.options) * len(OPERATIONS))
 
     def graph(self, arch: ArrayLike) -> jraph.GraphsTuple:
         """Return the labelled graph of one cell, with only what its output depends on.
