@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,6 +100,20 @@ def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, toler
             POINTS, weights
         )
         np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("largest", [1e15, 1e30, 3e38])
+def test_double_sums_of_huge_weights_are_no_nan(largest, squared, precision):
+    posterior = model_of(KERNELS[0], "linear").latent
+    weights = np.random.default_rng(0).uniform(0.5, 1, 36)
+    plain, scaled = (
+        double_sum(posterior, jnp.asarray(POINTS), jnp.asarray(factor * weights), squared=squared)
+        for factor in (1, largest)
+    )
+    expected = np.asarray(plain, float) * largest * largest
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(scaled, expected.astype(scaled.dtype), rtol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -284,9 +284,9 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
     )
 
 
-def _power_of_two(targets: Float[Array, " n"]) -> Float[Array, ""]:
-    """Return the power of two next below the largest of the targets; 1 if all of them are 0."""
-    largest = jnp.max(jnp.abs(targets), initial=0)
+def _power_of_two(values: Float[Array, " n"]) -> Float[Array, ""]:
+    """Return the power of two next below the largest of some values; 1 if all of them are 0."""
+    largest = jnp.max(jnp.abs(values), initial=0)
     _, exponent = jnp.frexp(largest)
     return jnp.where(largest > 0, jnp.ldexp(jnp.ones_like(largest), exponent - 1), 1)
 
@@ -355,6 +355,15 @@ def double_sum(
     squared: bool = False,
 ) -> Float[Array, ""]:
     """Return Σ_i Σ_j w_i w_j Σ_ij, or with Σ_ij², Σ the posterior covariance."""
+    # Huge weights are divided by a power of two, which rounds nothing: ∞ - ∞ would be NaN.
+    # XLA multiplies by its inverse, which must not be subnormal.
+    scale = lax.stop_gradient(jnp.clip(_power_of_two(weights), 1, 2.0**100))
+    return scale * (scale * _double_sum(posterior, archs, weights / scale, squared))
+
+
+def _double_sum(
+    posterior: Posterior, archs: Num[Array, "m length"], weights: Float[Array, " m"], squared: bool
+) -> Float[Array, ""]:
     basis = posterior_basis(posterior, archs)
     amplitude = jnp.asarray(posterior.hyperparameters.amplitude)
     # wᵀB first: a vector, where B·factor would be a matrix of all architectures.
