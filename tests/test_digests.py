@@ -15,6 +15,7 @@ from bqnes_jax.files.digests import DIGESTS, note
 from bqnes_jax.runs import Run
 from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.studies import robustness
+from bqnes_jax.training.checkpoints import check_same
 from tests.loaders import a_run
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -134,3 +135,14 @@ def test_many_writers_lose_no_digest(tmp_path):
         if path.name != DIGESTS:
             check_bound(path, "never")
     assert len((tmp_path / DIGESTS).read_text().splitlines()) == 80
+
+
+def test_the_description_of_a_training_is_bound(tmp_path):
+    check_same(tmp_path, {"steps": 20})
+    check_same(tmp_path, {"steps": 20})
+    with pytest.raises(BQNESError, match=r"another training \(different: steps\)"):
+        check_same(tmp_path, {"steps": 30})
+    path = tmp_path / "training.json"
+    path.write_bytes(path.read_bytes().replace(b"2", b"3"))
+    with pytest.raises(BQNESError, match=r"training\.json has been altered"):
+        check_same(tmp_path, {"steps": 30})

@@ -18,8 +18,15 @@ import jax
 import numpy as np
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import read_json, write_json, writing
-from bqnes_jax.files.digests import digest_folder, is_noted, is_unknown, note
+from bqnes_jax.files import as_json, read_json, writing
+from bqnes_jax.files.digests import (
+    check_bound,
+    digest_folder,
+    is_noted,
+    is_unknown,
+    note,
+    write_bound,
+)
 
 _KEPT = 2  # one to go on from if the last is damaged
 _DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax writes it into each
@@ -48,8 +55,9 @@ def check_same(directory: Path, recipe: dict) -> None:
     path = directory / "training.json"
     if not path.exists():
         with writing(f"training {directory}"):
-            write_json(path, recipe)
+            write_bound(path, as_json(recipe))
         return
+    check_bound(path, "train in another directory, or put the file back.")
     stored = read_json(path, "the description of a training")
     different = [k for k in recipe.keys() | stored.keys() if recipe.get(k) != stored.get(k)]
     if different:
