@@ -342,6 +342,8 @@ def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     assert len(numbers_of(folder / "larger.npz")) == 8
     code, _, err = call(folder, *tabulate, *known)
     assert code == 1 and "the known tables have all of the 6 cells" in err
+    code, _, err = call(folder, *tabulate, *where, "--points", "1000")
+    assert code == 1 and "points is 1000; it must be a whole number, from 1 to 50" in err
     compare = ["compare", "--table", str(folder / "table.npz"), "--algorithms", "Random"]
     compare += ["--sizes", "2", "--seeds", "2", "--initial", "2", "--budget", "4"]
     assert main([*compare, "--out", str(tmp_path / "out")]) == 0

@@ -126,6 +126,22 @@ def test_a_table_is_packed_and_read(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_table_keeps_the_first_points(tmp_path):
+    stored, data = _predictions(3)
+    for name, points in (("whole", None), ("first", 4)):
+        pack(tmp_path / f"{name}.npz", np.arange(3), stored, data, points=points)
+    (_, whole, labels), (_, first, few) = (
+        read(tmp_path / f"{name}.npz") for name in ("whole", "first")
+    )
+    np.testing.assert_array_equal(first.log_probs, whole.log_probs[:, :4])
+    np.testing.assert_array_equal(first.classes, whole.classes[:, :4])
+    np.testing.assert_array_equal(first.test_log_probs, whole.test_log_probs[:, :4])
+    np.testing.assert_array_equal(few, labels[:4])
+    right = (stored.valid_log_probs.argmax(2) == data.valid.labels)[:, :4].mean(axis=1)
+    np.testing.assert_allclose(first.accuracies, right)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_tables_of_other_cells_are_put_into_one(tmp_path, seeds):
     """The result is the table that is packed from all networks at once."""

@@ -24,7 +24,7 @@ from bqnes_jax.cli.shell import (
     warn,
 )
 from bqnes_jax.data import check_split
-from bqnes_jax.errors import BQNESError
+from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import with_seeds
 from bqnes_jax.files import locked, write_whole, writing
 from bqnes_jax.runs import (
@@ -209,6 +209,7 @@ class TabulateCommand:
         seeds: from how many weight seeds each is trained: --seed and those after it.
         store: where predictions are kept; by default stores/<data>.
         table: an .npz to write the predictions to, rounded.
+        points: how many validation and how many test images the table keeps; by default all.
         known: tables of cells that were trained before in the same way; these cells are not trained
             again, and the table that is written has them, too.
         preset: what the flags below are by default.
@@ -222,6 +223,7 @@ class TabulateCommand:
     seeds: int = 1
     store: Path | None = None
     table: Path | None = None
+    points: int | None = None
     known: tuple[Path, ...] = ()
     preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
@@ -249,6 +251,9 @@ class TabulateCommand:
                 f"the known tables have all of the {self.count} cells; give a larger --count."
             )
         with _opened(self.task, folder, seeds=self.seeds, dtype="float32") as bench:
+            if self.points is not None:
+                most = min(len(part.labels) for part in (bench.data.valid, bench.data.test))
+                check_whole("points", self.points, 1, most)
             interruptible(
                 lambda: self._tabulate(bench, numbers),
                 f"Stopped. What was trained is in {folder}; the same command goes on from there.",
@@ -281,7 +286,9 @@ class TabulateCommand:
             whole = stored.ok.reshape(len(numbers), self.seeds).all(axis=1)
             rows = np.repeat(whole, self.seeds)
             ok = stored._replace(**{name: one[rows] for name, one in stored._asdict().items()})
-            tables.pack(self.table, numbers[whole], ok, bench.data, known=self.known)
+            tables.pack(
+                self.table, numbers[whole], ok, bench.data, points=self.points, known=self.known
+            )
             say(f"table: {self.table} ({self.table.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -158,6 +158,7 @@ def pack(
     stored: Predictions,
     data: Split,
     *,
+    points: int | None = None,
     known: Sequence[Path] = (),
 ) -> None:
     """Write the predictions of networks that were all trained into one file, rounded.
@@ -169,8 +170,14 @@ def pack(
         numbers: the cells.
         stored: what their networks predict.
         data: what they were trained on.
+        points: how many validation points and how many test points are kept, the first ones; by
+            default all.
         known: tables of other cells that were trained on the same data, which are put into it, too.
     """
+    stored = stored._replace(
+        valid_log_probs=stored.valid_log_probs[:, :points],
+        test_log_probs=stored.test_log_probs[:, :points],
+    )
     parts = [_round(numbers, stored, data), *map(_read_packed, known)]
     content = io.BytesIO()
     np.savez_compressed(content, **_join(parts, known)._asdict())
@@ -192,7 +199,8 @@ def _round(numbers: np.ndarray, stored: Predictions, data: Split) -> "_Packed":
     cells = np.argsort(numbers)
     order = _rows_of(cells, seeds)
     valid, test = stored.valid_log_probs[order], stored.test_log_probs[order]
-    labels, test_labels = np.asarray(data.valid.labels), np.asarray(data.test.labels)
+    labels = np.asarray(data.valid.labels)[: valid.shape[1]]
+    test_labels = np.asarray(data.test.labels)[: test.shape[1]]
     return _Packed(
         numbers=np.asarray(numbers, np.int32)[cells],
         valid=_rounded(valid[:, np.arange(len(labels)), labels], _FINE).astype(np.uint16),
