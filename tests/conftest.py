@@ -1,4 +1,4 @@
-"""Every test runs twice: in float32 and in float64."""
+"""Every test runs twice, in float32 and in float64; what takes long runs with `pytest --all`."""
 
 import gc
 import os
@@ -55,9 +55,28 @@ _FIRST = [
 ]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run what is slow, too: half an hour")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        slow = [item for item in items if is_slow(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     place = {name: i for i, name in enumerate(_FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def all_but_slow(names, *quick):
+    """Return parameters of which all but a few are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def is_slow(item):
+    """Tell whether a test takes seconds: `slow`, or `slow("float64")`, in that precision alone."""
+    mark = item.get_closest_marker("slow")
+    return mark is not None and (not mark.args or item.callspec.params["precision"] in mark.args)
 
 
 def pytest_collection_finish():

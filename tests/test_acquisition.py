@@ -52,6 +52,7 @@ def test_log_expected_improvement_equals_the_integral(tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 def test_log_expected_improvement_orders_what_float32_cannot_see():
     @jax.jit
     def values_and_slopes(means):
@@ -100,6 +101,7 @@ def cells():
     return wsabi.condition(kernel, archs, -30.0 * (archs != 3).sum(1), HYPERPARAMETERS), archs
 
 
+@pytest.mark.slow("float64")
 def test_uncertainty_sampling_is_the_published_one(cells, tolerance):
     model, _ = cells
     test = CELLS[::312]
@@ -122,6 +124,7 @@ def best_by_definition(acquisition, current, taken):
     return scores.argmax(), scores.max()
 
 
+@pytest.mark.slow("float64")
 def test_the_best_of_the_space_is_proposed():
     posterior = grid_posterior()
     best, highest = best_by_definition(Partial(uncertainty_sampling), posterior, KNOWN)
@@ -132,6 +135,7 @@ def test_the_best_of_the_space_is_proposed():
     assert proposal.status == Status.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "acquisition",
     [
@@ -156,6 +160,7 @@ def test_several_at_once_are_chosen_one_after_another_by_fantasies(acquisition):
     assert together.status == Status.OK
 
 
+@pytest.mark.slow("float64")
 def test_a_model_of_the_likelihood_proposes_several(cells):
     model, archs = cells
     proposal = propose(model, CELLS, q=5, distinct=True)
@@ -168,6 +173,7 @@ def test_a_model_of_the_likelihood_proposes_several(cells):
     assert not (known[:, None] == new[None]).all(-1).any()
 
 
+@pytest.mark.slow("float64")
 def test_features_that_differ_by_rounding_are_the_same_point(cells):
     model, archs = cells
     taken = np.asarray(WL(NATS).cross(CELLS, archs)).max(axis=1) > 1 - 1e-6
@@ -177,6 +183,7 @@ def test_features_that_differ_by_rounding_are_the_same_point(cells):
     assert (np.asarray(proposal.scores) == -np.inf).all()
 
 
+@pytest.mark.slow("float64")
 def test_scores_that_underflow_are_still_scores():
     """Far from everything the mean of a short kernel is 0, and the logarithm of a score −inf."""
     model = wsabi.condition(RBF(GRID, 0.01), POINTS[:1], np.zeros(1), HYPERPARAMETERS)

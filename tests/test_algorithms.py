@@ -16,6 +16,7 @@ from bqnes_jax.pooling import ensemble_log_probabilities, ensemble_probabilities
 from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.tables import Table, evaluator
 from bqnes_jax.types import Status
+from tests.conftest import all_but_slow
 from tests.toy import GRID, POINTS, Polynomial
 
 NAMES = (
@@ -53,7 +54,7 @@ def repeats_of(name, precision):
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_but_slow(NAMES, "BQ-S", "BQ-L", "NES-RE"))
 def test_an_ensemble_of_evaluated_members_comes_out(name, precision):
     run, keys = repeats_of(name, precision), jax.random.split(jax.random.key(0), 3)
     known = table()
@@ -96,6 +97,7 @@ def test_the_distribution_of_nes_bs_does_not_like_failures(key):
     assert not FAILED[index_of(result.archs)].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_members_of_nes_bs_are_as_diverse_as_the_config_asks(key):
     known = table(failed=NOTHING)
@@ -132,6 +134,7 @@ def test_the_best_single_is_the_best_of_all(precision):
     np.testing.assert_array_equal(results.weights, [[1, 0, 0]] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_log_pool_needs_all_classes(key):
     unknown = evaluator(table()._replace(classes=None), GRID)
@@ -149,6 +152,7 @@ def test_random_draws_as_many_as_there_are_members(precision):
     assert all(len(set(row)) == 3 for row in index_of(results.archs).tolist())
 
 
+@pytest.mark.slow
 def test_recombination_of_everything_is_the_posterior_predictive(tolerance):
     """Predictions that are linear in the kernel's features are averaged exactly by few members."""
     kernel = Polynomial(degree=1)

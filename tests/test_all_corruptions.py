@@ -60,6 +60,7 @@ def test_what_holds_for_all(name, key, compilations):
         assert (chosen[1] != chosen[2]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_images_of_one_value(name, key):
     """Black and white; blurs and the like leave them as they are, nothing divides by zero."""
@@ -73,6 +74,7 @@ def test_images_of_one_value(name, key):
         assert black.mean() < 128 < white.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_jit_and_vmap_change_nothing(name, key):
     """Over keys and severities at once, for a single image that is not square."""
@@ -87,6 +89,7 @@ def test_jit_and_vmap_change_nothing(name, key):
         assert (together[i] == alone).mean() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_both_precisions_give_the_same_bytes(name):
     images = photographs()[:1, :9, :13]
@@ -110,6 +113,7 @@ def not_growing(name, images):
 # is that of radius 6 with weights below 1e-8 more; frost gets denser, but the image below darker;
 # water becomes mud; colours are washed out first and strengthened later; the affine maps of the
 # elastic transform get weaker.
+@pytest.mark.slow
 @needs_cifar
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_distances_grow_with_severity(name):
@@ -124,6 +128,7 @@ def test_distances_grow_with_severity(name):
     assert not_growing(name, photographs()) == exceptions.get(name, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_distances_grow_with_severity_on_digits(name):
     """8 × 8 pixels are 7, 7, 6, 6 and 5 large ones; grey has no colours to wash out."""

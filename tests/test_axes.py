@@ -37,6 +37,7 @@ POINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POINTS)
 def test_axes_are_the_singular_vectors_after_every_point(name, precision):
     points = POINTS[name].astype(precision)
@@ -58,6 +59,7 @@ def test_axes_are_the_singular_vectors_after_every_point(name, precision):
     assert int(axes.points) == len(points)
 
 
+@pytest.mark.slow("float64")
 def test_axes_may_grow_by_any_number_of_points_and_begin_again(tolerance):
     points = jnp.asarray(POINTS["drawn"], float)
     close = {"rtol": tolerance(1e-5, 1e-13)}
@@ -76,6 +78,7 @@ def features():
     return np.asarray(WL(NATS).features(NATS.sample(jax.random.key(3), 130)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-5, 1e-1])
 def test_what_is_fitted_along_axes_is_what_solving_gives(noise, tolerance):
     archs = NATS.sample(jax.random.key(0), 130)
@@ -91,6 +94,7 @@ def test_what_is_fitted_along_axes_is_what_solving_gives(noise, tolerance):
     np.testing.assert_allclose(ours.variance, theirs.variance, atol=tolerance(2e-4, 1e-10) * scale)
 
 
+@pytest.mark.slow
 def test_an_outlook_is_never_below_what_is_predicted():
     archs, others = NATS.sample(jax.random.key(0), 120), NATS.sample(jax.random.key(1), 500)
     model = fit(WL(NATS), archs, -300.0 * jnp.sum(archs != 3, axis=1))
@@ -101,6 +105,7 @@ def test_an_outlook_is_never_below_what_is_predicted():
     assert model.fantasise(others[:1]).outlook(others) is None
 
 
+@pytest.mark.slow
 def test_a_fit_that_grows_is_the_fit_to_all(tolerance):
     kernel, archs = WL(NATS), NATS.sample(jax.random.key(0), 130)
     values = -200.0 * jnp.sum(archs != 3, axis=1) + 50 * jnp.cos(jnp.arange(130.0))
@@ -116,6 +121,7 @@ def test_a_fit_that_grows_is_the_fit_to_all(tolerance):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", ["us", "ei"])
 def test_a_search_chooses_what_it_would_from_scratch(name, monkeypatch):

@@ -24,6 +24,7 @@ def evaluate(archs):
     return Outcome(archs, 100 * log_probs.sum(axis=1), log_probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", ["random", "evolution"])
 def test_candidates_are_the_same_without_beliefs(name, precision):
@@ -40,6 +41,7 @@ def test_candidates_are_the_same_without_beliefs(name, precision):
     assert (untold.trace.evidence.status == Status.EMPTY).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_strategy_that_asks_a_surrogate_fits_it_in_any_case(precision):
     strategy = make("us", NATS, config=CONFIG, beliefs=False)
@@ -47,6 +49,7 @@ def test_a_strategy_that_asks_a_surrogate_fits_it_in_any_case(precision):
     assert np.isfinite(found.trace.hyperparameters.noise).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_members_are_the_same_whether_the_kernel_is_there_or_not(precision):
     run = algorithms.make("evolution+beam", NATS, 3, config=CONFIG)
@@ -59,6 +62,7 @@ def test_members_are_the_same_whether_the_kernel_is_there_or_not(precision):
     np.testing.assert_array_equal(chosen.archs, history.archs[wanted.members])
 
 
+@pytest.mark.slow
 def test_bounds_are_above_variances_and_choose_what_scoring_everything_chooses():
     archs, kernel = NATS.sample(jax.random.key(0), 130), WL(NATS)
     config = FitConfig((1e-5, 10.0), mean="constant")

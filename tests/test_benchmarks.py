@@ -174,6 +174,7 @@ def test_what_is_scaled_down_in_surrogates(paper):
     assert said == "one training of each architecture, with seed 888."
 
 
+@pytest.mark.slow
 def test_ece_is_the_papers(importable):
     digits = tables.load("digits")
     (row,) = compare_on_table(digits, ["Best single"], (1,), 1, ece_reference="centre")

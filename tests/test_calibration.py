@@ -59,6 +59,7 @@ def test_temperature_is_that_of_a_search(sharpness, tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 def test_one_temperature_per_member(tolerance):
     each = [draw(2, sharpness) for sharpness in (0.5, 3.0)]
     members, labels = np.stack([one for one, _ in each]), each[0][1]
@@ -108,6 +109,7 @@ def test_calibrated_likelihood_does_not_depend_on_the_temperature(tolerance):
     assert np.isfinite(calibrated_log_likelihood(certain, labels))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("name", ["beam", "logpool"])
 def test_points_are_predicted_by_what_they_did_not_choose(name, tolerance):
     each = [draw(seed, 1.0) for seed in range(4)]
@@ -122,6 +124,7 @@ def test_points_are_predicted_by_what_they_did_not_choose(name, tolerance):
     np.testing.assert_allclose(said[left], expected, rtol=tolerance(1e-3, 1e-6), atol=1e-5)
 
 
+@pytest.mark.slow("float64")
 def test_folds_that_do_not_come_out_even():
     """Every point is left out at least once, and what predicts it has not seen it."""
     each = [draw(seed, 1.0, 7) for seed in range(3)]
@@ -140,6 +143,7 @@ def test_folds_that_do_not_come_out_even():
         np.testing.assert_allclose(pair[0][point], pair[1][point], rtol=1e-5)
 
 
+@pytest.mark.slow("float64")
 def test_selecting_and_calibrating_in_one(tolerance):
     each = [draw(seed, 4.0) for seed in range(4)]
     classes, labels = np.stack([one for one, _ in each]), each[0][1]

@@ -94,6 +94,7 @@ def test_every_built_in_strategy_is_tested():
     assert set(NAMES) <= set(strategies())
 
 
+@pytest.mark.slow
 @each_strategy
 def test_a_search_spends_its_budget_on_different_architectures(name, run):
     """On all of this small space, 4 at a time, however little is left to choose from."""
@@ -121,6 +122,7 @@ def test_a_search_spends_its_budget_on_different_architectures(name, run):
     assert (histories.archs[0] != histories.archs[1]).any()
 
 
+@pytest.mark.slow
 @each_strategy
 def test_mapped_over_seeds_is_a_loop_on_the_host(name, run, precision):
     """The compiled search of several seeds, and `init` and `step` called for each in Python."""
@@ -138,6 +140,7 @@ def test_mapped_over_seeds_is_a_loop_on_the_host(name, run, precision):
         np.testing.assert_array_equal(archs[:14], histories.archs[seed, :14])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_all_strategies_see_the_same_first_architectures(run):
     first = [np.asarray(run(name)[0].archs)[:, :INITIAL] for name in NAMES]
@@ -145,6 +148,7 @@ def test_all_strategies_see_the_same_first_architectures(run):
         np.testing.assert_array_equal(first[0], other)
 
 
+@pytest.mark.slow
 @each_strategy
 def test_failed_evaluations_are_recorded_and_not_repeated(name, run):
     broken = np.where(np.arange(36) % 2 == 0, np.nan, likelihoods())
@@ -165,6 +169,7 @@ def test_nothing_but_failures(name, run):
     assert all(Status(s) & Status.EMPTY for s in traces.evidence.status.flatten().tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_space_that_cannot_be_listed():
     """With a finite kernel; test_drivers and test_seeded search such spaces by each strategy."""
@@ -176,6 +181,7 @@ def test_a_space_that_cannot_be_listed():
     assert (np.asarray(trace.evidence.sampling_sd) > 0).all()
 
 
+@pytest.mark.slow("float64")
 def test_uncertainty_sampling_asks_for_what_propose_proposes(run, tolerance):
     histories, traces = jax.tree.map(np.asarray, run("us"))
     archs, log_likelihoods = histories.archs[0, :14], histories.log_likelihoods[0, :14]
@@ -194,6 +200,7 @@ def test_uncertainty_sampling_asks_for_what_propose_proposes(run, tolerance):
     np.testing.assert_allclose(ours, exact, **close)
 
 
+@pytest.mark.slow("float64")
 def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, tolerance):
     histories, traces = jax.tree.map(np.asarray, run("ei"))
     targets = histories.log_likelihoods[0, :14]
@@ -205,6 +212,7 @@ def test_expected_improvement_is_that_of_a_process_on_standardised_targets(run, 
     np.testing.assert_allclose(traces.scores[0, 2, 0], expected.scores[0], rtol=atol, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_draws_from_the_believed_posterior_estimate_the_evidence_without_bias(precision):
     keys = jax.random.split(jax.random.key(0), 400)
@@ -220,6 +228,7 @@ def test_draws_from_the_believed_posterior_estimate_the_evidence_without_bias(pr
     np.testing.assert_allclose(np.mean(evidence.sampling_sd), ratios.std(), rtol=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_evolution_mutates_parents_of_a_young_population():
     """Replays a search on NATS cells and looks where each offspring came from."""
@@ -292,6 +301,7 @@ def test_a_landscape_has_each_row_once():
     np.testing.assert_allclose(landscape.rows(archs), WL(NATS).features(archs), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_fitted_kernels_are_reported(key):
     config = SearchConfig(initial=6, budget=8, temperature=1.0, fit=FitConfig(kernel_steps=3))

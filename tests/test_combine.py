@@ -45,6 +45,7 @@ def pooled(combination, probabilities):
     return softmax(np.log(said) / combination.temperature)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["logpool", "beam"])
 def test_predictions_are_those_of_the_formulas(method):
     found = bqnes_jax.combine(VALID, LABELS, size=2, method=method)
@@ -58,6 +59,7 @@ def test_predictions_are_those_of_the_formulas(method):
         found.predict(np.full_like(NEW, np.nan))
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_the_metrics_say(precision):
     given = {"test": NEW, "test_labels": NEW_LABELS}
     found = bqnes_jax.combine(VALID, LABELS, size=2, method="beam", **given)
@@ -90,6 +92,7 @@ def test_every_kind_of_input_says_the_same():
     assert len(half.notes) == 1 and "divided by its sums" in half.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_failed_models_are_never_members():
     valid = VALID.copy()
@@ -101,6 +104,7 @@ def test_failed_models_are_never_members():
         bqnes_jax.combine(np.full_like(valid, np.nan), LABELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_probabilities_of_the_true_class_are_enough_for_mixtures():
     true = VALID[:, np.arange(60), LABELS]
@@ -192,6 +196,7 @@ def test_calibration_is_kept_only_where_it_helps():
     assert "temperature 1" in found.table() and "temperature 1 " not in off.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_one_point_one_model_and_certainty():
     one = bqnes_jax.combine(np.array([[[1.0, 0.0]]]), np.array([0]), method="beam")
@@ -252,6 +257,7 @@ def test_files_that_cannot_be_read_are_named(files, tmp_path):
             read_predictions(tmp_path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_command_prints_a_table_and_writes_a_report(files, tmp_path, capsys):
     out = tmp_path / "out"
@@ -280,6 +286,7 @@ def test_the_front_has_nothing_that_another_beats():
         assert place == (not beaten.any())
 
 
+@pytest.mark.slow("float64")
 def test_each_model_may_have_a_temperature_of_its_own():
     """What is too sure counts as if it were not; predictions are those of tempered models."""
     sure = np.stack([VALID[0], VALID[0] ** 4 / (VALID[0] ** 4).sum(axis=-1, keepdims=True)])

@@ -23,6 +23,7 @@ CONFIG = SearchConfig(initial=5, budget=12, batch=3, population=6)
 SEEDS = 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_rows_are_those_of_the_algorithms(precision):
     digits = tables.load("digits")
@@ -51,6 +52,7 @@ def test_rows_are_those_of_the_algorithms(precision):
     assert np.isnan(rows[0].effective_size), "nothing is searched for the best of all"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_log_pool_is_measured_as_one():
     """On a table that says something about all classes at the validation points."""
@@ -69,6 +71,7 @@ def test_a_log_pool_is_measured_as_one():
     check_live(space, evaluate, table, labels, names, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_calibrated_metrics_stand_beside_the_others():
     """The temperature is that of points which did not select the members, if it helps them."""
@@ -138,6 +141,7 @@ def test_what_cannot_be_compared_is_refused():
         compare_on_table(without, ["Random"], (2,), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_what_went_differently_is_said_once(capsys):
     """Of searches and of selections, and in which rows."""

@@ -88,6 +88,7 @@ AS_IMAGENET = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AS_IMAGENET)
 def test_deterministic_ones_agree_with_the_peer(name):
     # Sizes at which nothing ends exactly between pixels: rounding errors would decide.
@@ -113,6 +114,7 @@ def pieces(images, height, width):
     return rows.swapaxes(2, 3).reshape(-1, height, width, images.shape[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(32, 32, 3), (37, 45, 3), (8, 8, 3), (9, 13, 3), (34, 38, 1)])
 def test_jpeg_agrees_with_pillow(shape):
     """Few coefficients are rounded differently: Pillow's cosine transform is one of integers."""
@@ -199,6 +201,7 @@ def same_in_distribution(ours, theirs, slack):
     np.testing.assert_array_less(np.abs(ours.mean(1) - theirs.mean(1)), 5 * error + slack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM_AS_IMAGENET)
 def test_random_ones_agree_with_the_peer_in_distribution(name, key):
     images, repeats = enlarged(photographs()[:16], 36, 36), 10
@@ -215,6 +218,7 @@ def test_random_ones_agree_with_the_peer_in_distribution(name, key):
         same_in_distribution(moments(result, images), moments(theirs, images), 0.05)
 
 
+@pytest.mark.slow
 def test_frost_has_the_moments_of_the_published_one(key):
     """Mean, contrast and distance agree with photographs laid over as CIFAR-10-C does it."""
     by_peer("contrast", photographs()[:1], 1)

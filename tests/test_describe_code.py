@@ -312,6 +312,7 @@ train_dense = nn.Dense(3)
 """
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_every_process(tmp_path):
     """Whatever the order of sets and the addresses of objects are there."""
     (tmp_path / "own.py").write_text(OWN)

@@ -67,6 +67,7 @@ def of_eight(tmp_path_factory):
         return dict(results)
 
 
+@pytest.mark.slow
 def test_eight_devices_give_what_one_gives(of_eight):
     assert of_eight["devices"] == 8
     assert of_eight["for three"] == 3
@@ -78,6 +79,7 @@ def test_eight_devices_give_what_one_gives(of_eight):
         np.testing.assert_allclose(many, one, rtol=2e-4, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(of_eight, tmp_path):
     address, out = free_address(), str(tmp_path / "out.npz")
     finish(*(start("-m", "tests.on_devices", out, str(i), address, devices=2) for i in (0, 1)))
@@ -91,6 +93,7 @@ def test_two_processes_give_what_one_gives(of_eight, tmp_path):
         np.testing.assert_array_equal(results["many/halved"], np.arange(9.0))
 
 
+@pytest.mark.slow
 def test_two_hosts_do_one_run(tmp_path):
     """The first trains the supernet and writes the run, both evaluate slices for the store."""
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
@@ -108,6 +111,7 @@ def test_two_hosts_do_one_run(tmp_path):
     assert together.saved_ensemble().texts == alone.saved_ensemble().texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [None, "3"])
 def test_each_core_is_a_device_unless_said_otherwise(told):
     code = "from bqnes_jax.cli.shell import prepare_jax; prepare_jax(); import jax; "

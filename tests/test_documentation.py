@@ -34,6 +34,7 @@ def test_exports_exist(name):
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_of_the_readme(snippet, tmp_path, monkeypatch):
     tiny = PRESETS["tiny"]
@@ -43,6 +44,7 @@ def test_snippets_of_the_readme(snippet, tmp_path, monkeypatch):
     exec(compile(snippet, str(README), "exec"), {})
 
 
+@pytest.mark.slow
 def test_pictures_and_pages_that_the_readme_links_to_exist():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
         assert (README.parent / target).is_file(), target

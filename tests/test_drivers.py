@@ -13,6 +13,7 @@ from bqnes_jax.drivers import Recorded, loop, loop_all, scan
 from bqnes_jax.spaces import Product
 from bqnes_jax.surrogates import FitConfig
 from bqnes_jax.tables import evaluator
+from tests.conftest import all_but_slow
 from tests.test_algorithms import table
 from tests.toy import GRID, Polynomial
 
@@ -38,7 +39,7 @@ def setting_of(name, space, precision, budget=9):  # of 9 candidates the last ba
     return candidates.make(name, space, config=config), config
 
 
-@pytest.mark.parametrize("name", candidates.strategies())
+@pytest.mark.parametrize("name", all_but_slow(candidates.strategies(), "us", "evolution"))
 # Many programs to compile: one space in each precision.
 @pytest.mark.parametrize(
     ("space", "precision"),
@@ -62,6 +63,7 @@ def test_scan_and_loop_choose_the_same_candidates(name, space, precision, tolera
     assert (together[1].history.archs != looped.history.archs).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["us", "evolution"])
 @pytest.mark.parametrize("budget", [8, 9])
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -39,6 +39,7 @@ def model_of(kernel, warp, n=15, **options):
     return wsabi.condition(kernel, archs, log_likelihood(archs), hyperparameters, config=config)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("uniform", [True, False])
@@ -79,6 +80,7 @@ def test_exact_evidence_equals_brute_force(kernel, warp, uniform, tolerance):
     assert ours.status == Status.OK
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", ["linear", "none"])
 def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
     kernel, known, config = RBF(GRID, 0.25), log_likelihood(POINTS), WarpConfig(warp=warp)
@@ -87,6 +89,7 @@ def test_evidence_is_the_sum_when_everything_is_known(warp, precision):
     np.testing.assert_allclose(exact_evidence(model, GRID).log_evidence, expected, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("squared", [False, True])
 def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, tolerance):
@@ -102,6 +105,7 @@ def test_double_sums_do_not_depend_on_blocks(kernel, squared, monkeypatch, toler
         np.testing.assert_allclose(ours, expected, rtol=tolerance(1e-3, 1e-9), atol=1e-6)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("largest", [1e15, 1e30, 3e38])
 def test_double_sums_of_huge_weights_are_no_nan(largest, squared, precision):
@@ -116,6 +120,7 @@ def test_double_sums_of_huge_weights_are_no_nan(largest, squared, precision):
         np.testing.assert_allclose(scaled, expected.astype(scaled.dtype), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("kernel", "warp"), zip(2 * KERNELS, ["linear", "moment", "none", "log"], strict=True)
@@ -138,6 +143,7 @@ def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
     np.testing.assert_allclose(np.mean(draws.posterior_sd), exact.posterior_sd, rtol=0.05)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_quadrature_weights_give_the_mean(kernel, tolerance):
     model = model_of(kernel, "none")
@@ -186,6 +192,7 @@ def test_an_error_beyond_the_largest_numbers_is_infinite():
     assert np.isfinite(evidence.log_evidence) and evidence.posterior_sd == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_likelihoods_500_nats_apart_give_no_nan(kernel):
     archs = np.tile(NATS.sample(jax.random.key(0), 30), (5, 1))
@@ -195,6 +202,7 @@ def test_likelihoods_500_nats_apart_give_no_nan(kernel):
     assert all(np.isfinite(value) for value in evidence)
 
 
+@pytest.mark.slow
 def test_the_whole_nats_space_by_points_and_in_weight_space(tolerance):
     """Fewer points than features, then more: the sum over 15,625 architectures either way."""
     archs = np.asarray(NATS.sample(jax.random.key(0), 110))

@@ -40,6 +40,7 @@ def table(values):
 # ── the warp at a likelihood of 0 ────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("zero", [ZERO, -1e30])
 @pytest.mark.parametrize("warp", ["linear", "moment"])
 def test_a_likelihood_of_zero_has_target_zero_and_no_offset(warp, zero, tolerance):
@@ -58,6 +59,7 @@ def test_other_warps_have_target_zero_there(warp, best):
     np.testing.assert_allclose(warped.targets, [best, 0])
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", WARPS)
 def test_padding_is_no_failure(warp):
     """Whatever stands in a masked place, zero likelihood included."""
@@ -71,6 +73,7 @@ def test_padding_is_no_failure(warp):
         np.testing.assert_array_equal(padded[1:], plain[1:])
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", WARPS)
 def test_gradients_are_finite_beside_a_failure(warp):
     def total(values):
@@ -80,6 +83,7 @@ def test_gradients_are_finite_beside_a_failure(warp):
     assert jnp.isfinite(gradient).all() and gradient[1] == 0 and gradient[2] != 0
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", WARPS)
 def test_the_surrogate_is_low_where_training_failed(warp):
     archs = LARGE.from_index(jnp.arange(0, 900, 37))
@@ -114,6 +118,7 @@ def test_a_plain_gaussian_process_knows_no_likelihood_of_zero():
         )
 
 
+@pytest.mark.slow("float64")
 def test_nothing_but_failures_leaves_no_evidence():
     archs = SMALL.from_index(jnp.arange(5))
     model = wsabi.fit(RBF(SMALL, 0.3), archs, jnp.full(5, ZERO), fit_config=NO_STEPS)
@@ -125,6 +130,7 @@ def test_nothing_but_failures_leaves_no_evidence():
 # ── what EI is told ──────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("failed", [np.nan, ZERO, np.inf])
 def test_expected_improvement_takes_a_failure_for_the_worst(failed, tolerance):
     state = State(empty_history(6, 2), None)
@@ -144,6 +150,7 @@ def test_nothing_but_failures_are_all_alike():
 # ── whole searches ───────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", ["us", "ei", "evolution"])
 def test_few_evaluations_are_spent_where_the_best_looking_fail(name):
@@ -167,6 +174,7 @@ def test_few_evaluations_are_spent_where_the_best_looking_fail(name):
     assert failures.max() <= most and failures.mean() <= mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", candidates.strategies())
 @pytest.mark.parametrize("driver", [scan, loop])
@@ -183,6 +191,7 @@ def test_a_search_whose_first_architectures_all_failed_goes_on(name, driver):
     assert history.finite.any() and np.isfinite(trace.best[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["us", "ei"])
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_after_failures_alone_the_next_is_a_draw(name):
@@ -197,6 +206,7 @@ def test_after_failures_alone_the_next_is_a_draw(name):
     assert all(float(info.scores[0]) == 0 for info in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failed", [np.nan, ZERO])
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_failures_are_recorded_as_they_came(failed):

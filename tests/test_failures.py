@@ -104,6 +104,7 @@ def search_without_keeping(directory):
     search_alone(directory)
 
 
+@pytest.mark.slow
 def test_twenty_kills_change_nothing(tmp_path):
     family = search_alone(tmp_path / "undisturbed")
     processes = multiprocessing.get_context("forkserver")
@@ -155,6 +156,7 @@ class Killed(BaseException):
     """What no part of a program expects."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "npy"])
 def test_predictions_are_written_whole_or_not_at_all(undisturbed, ending, tmp_path, monkeypatch):
     """On a full disk or killed before the end, the file before stays; a new one has its mode."""
@@ -214,6 +216,7 @@ def test_flipped_bits_are_trained_again(undisturbed, tmp_path, counted):
     same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.slow
 def test_images_that_are_cut_short_are_refused_and_the_run_stays(tmp_path, counted):
     random = np.random.default_rng(0)
     path, out = tmp_path / "images.npz", tmp_path / "run"

@@ -32,6 +32,7 @@ from bqnes_jax.spaces import Product, SlimmableSpace
 from bqnes_jax.storage.entries import manifest_of
 from bqnes_jax.training import Recipe, SharedCellsConfig, SupernetConfig, TrainConfig
 from tests import mlp
+from tests.conftest import all_but_slow
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -135,7 +136,7 @@ def evaluate(family, data, archs, **setting):
     return trainer, [one for some in trainer.train(np.asarray(archs)) for one in some]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", all_but_slow(FAMILIES, *set(FAMILIES) - {"shared", "slices"}))
 def test_every_family_keeps_the_protocol(name, tmp_path):
     """What was trained predicts again what it predicted then, whatever it was trained with."""
     family, data = FAMILIES[name]
@@ -236,6 +237,7 @@ def of_nnx(choices):
     return nnx.bridge.to_linen(OfNNX, 4 if choices["intercept"] else 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "optimiser"),
     [
@@ -256,6 +258,7 @@ def test_flax_modules_learn(build, optimiser):
     np.testing.assert_allclose(again[0], one.test_log_probs[:5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_devices_share_a_batch():
     """On two devices each trains some, and all becomes what it becomes on one."""
     code = """
@@ -286,6 +289,7 @@ for devices in (1, 2):
     np.testing.assert_allclose(of_one, of_two, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_manifest_is_the_same_in_every_process():
     code = "from tests import mlp; import json; print(json.dumps([\
 mlp.family.manifest(2), mlp.flax_family.manifest(2)]))"

@@ -43,6 +43,7 @@ def texts(run):
     return [run.space.to_string(arch) for arch in run.record.archs]
 
 
+@pytest.mark.slow
 def test_only_the_shortlist_is_trained_alone(finished):
     first = finished.first_stage
     assert first.family.name == "shared" and finished.family.name == "nats"
@@ -57,6 +58,7 @@ def test_only_the_shortlist_is_trained_alone(finished):
     assert set(finished.ensemble().texts) <= set(texts(finished))
 
 
+@pytest.mark.slow
 def test_the_shortlist_is_an_ensemble_and_then_the_likeliest(finished, monkeypatch):
     first = finished.first_stage
     members = first.ensemble(3, calibrate="off").members
@@ -84,6 +86,7 @@ def test_it_is_read_again_and_goes_on_without_training(finished, monkeypatch):
     assert texts(resumed) == texts(finished)
 
 
+@pytest.mark.slow
 def test_a_longer_shortlist_trains_what_is_missing(finished):
     longer = dataclasses.replace(CONFIG, shortlist=4)
     run = bqnes_jax.search(longer, out=finished.directory)
@@ -100,6 +103,7 @@ def test_a_run_never_becomes_shorter(finished):
         before = found
 
 
+@pytest.mark.slow
 def test_a_report_says_what_was_trained(finished):
     page = write_report(Run.load(finished.directory)).read_text()
     assert "of 8 searched with shared weights" in page
@@ -107,6 +111,7 @@ def test_a_report_says_what_was_trained(finished):
     assert "likelihoods" in plots and "evidence" not in plots
 
 
+@pytest.mark.slow
 def test_progress_tells_the_stages_apart(tmp_path):
     said = []
     config = dataclasses.replace(CONFIG, shortlist=2)

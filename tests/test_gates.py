@@ -67,6 +67,7 @@ def test_a_flat_posterior_is_seen(benchmark):
     assert gates.sharpness(a_table([0.0] + [-500.0] * 49), config) == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_a_surrogate_that_knows_nothing_is_no_better_than_a_constant(benchmark):
     gates = benchmark("gates")
     config = SearchConfig(initial=10, budget=40)

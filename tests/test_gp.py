@@ -66,6 +66,7 @@ def sklearn_regressor(kernel, archs, targets):
     return theirs.fit(x, targets), lambda others: np.asarray(inputs(others), float)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("n", [40, 150])  # fewer and more points than the 100 features
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, np.linspace(0.5, 2.0, 30))])
 def test_posterior_and_marginal_likelihood_equal_sklearns(kernel, n, tolerance):
@@ -84,6 +85,7 @@ def test_posterior_and_marginal_likelihood_equal_sklearns(kernel, n, tolerance):
     np.testing.assert_allclose(ours.log_marginal_likelihood, expected, rtol=tolerance(1e-4, 1e-10))
 
 
+@pytest.mark.slow("float64")
 def test_weight_space_equals_the_points(tolerance):
     archs, targets = problem()
     weights = gp.condition(WL(NATS), archs, targets, HYPERPARAMETERS)
@@ -109,6 +111,7 @@ def test_unseen_directions_keep_the_prior_variance_in_float32(noise):
     np.testing.assert_allclose(posterior.predict(ELSEWHERE).variance, expected, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, np.full(30, 1.5))])
 @pytest.mark.parametrize("fitted", [True, False])
 def test_padding_changes_nothing(kernel, fitted, tolerance):
@@ -133,6 +136,7 @@ def test_padding_changes_nothing(kernel, fitted, tolerance):
     )
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_fitted_length_scales(tolerance):
     padded = np.where(np.arange(36) < 25, GRID_TARGETS, np.nan)
     plain = gp.fit(RBF(GRID, np.ones(2)), POINTS[:25], GRID_TARGETS[:25])
@@ -145,6 +149,7 @@ def test_padding_does_not_change_fitted_length_scales(tolerance):
     )
 
 
+@pytest.mark.slow
 def test_a_length_scale_at_its_bound_is_reported():
     posterior = gp.fit(RBF(GRID, np.ones(2)), POINTS, np.ones(36))
     assert Status(int(posterior.status)) & Status.AT_BOUND
@@ -167,6 +172,7 @@ def test_predicting_an_operation_that_does_not_exist_is_refused():
             act(posterior, np.full((2, 6), 9))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, np.full(30, 2.0))])
 def test_fit_finds_scipys_maximum(kernel, tolerance):
     archs, _ = problem()
@@ -189,6 +195,7 @@ def test_fit_finds_scipys_maximum(kernel, tolerance):
     assert posterior.status == Status.OK
 
 
+@pytest.mark.slow("float64")
 def test_fitted_noise_recovers_a_known_one():
     """With the sign of the log-determinant wrong, the noise would run to a bound."""
     kernel, config = WL(NATS), FitConfig(noise_bounds=(1e-5, 10.0))
@@ -202,6 +209,7 @@ def test_fitted_noise_recovers_a_known_one():
         assert errors.std() < 0.3
 
 
+@pytest.mark.slow("float64")
 def test_scaling_the_targets_scales_the_fit(tolerance):
     archs, targets = problem(20)
     one, thousand = (gp.fit(WL(NATS), archs, scale * targets) for scale in (1.0, 1000.0))
@@ -209,6 +217,7 @@ def test_scaling_the_targets_scales_the_fit(tolerance):
         np.testing.assert_allclose(1e6 * np.asarray(ours), theirs, rtol=tolerance(1e-3, 1e-9))
 
 
+@pytest.mark.slow("float64")
 def test_noise_stays_within_its_bounds_and_says_so():
     archs, targets = problem()  # pure noise
     posterior = gp.fit(WL(NATS), archs, targets, config=FitConfig(noise_bounds=(1e-4, 1e-2)))
@@ -227,6 +236,7 @@ def test_length_scales_tell_what_matters():
     assert posterior.log_marginal_likelihood > unfitted.log_marginal_likelihood + 10
 
 
+@pytest.mark.slow
 def test_layer_weights_are_fitted_to_a_maximum(tolerance):
     archs, _ = problem()
     truth = WL(NATS, layer_weights=np.array([1.0, 0.2]))
@@ -245,6 +255,7 @@ def test_layer_weights_are_fitted_to_a_maximum(tolerance):
     assert posterior.log_marginal_likelihood > evidence(1.0) + 1
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("n", [40, 150])
 def test_marginal_likelihood_is_differentiable(n, precision):
     archs, targets = problem(n)
@@ -273,6 +284,7 @@ def assert_finite(posterior, archs):
     assert (variance >= 0).all()
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0), PointsOnly(WL(NATS))])
 @pytest.mark.parametrize(
     "case", ["duplicates", "one point", "zeros", "huge", "tiny", "no points", "contradiction"]
@@ -304,6 +316,7 @@ def test_degenerate_designs_stay_finite(kernel, case):
         assert Status(int(posterior.status)) & Status.AT_BOUND
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", [PointsOnly(WL(NATS)), WL(NATS)])
 def test_vanishing_noise_on_duplicates_is_reported(kernel):
     archs, targets = problem()
@@ -329,6 +342,7 @@ def test_traced_nan_is_left_out_and_reported(tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 def test_fantasies_keep_the_mean_and_shrink_the_variance(tolerance):
     hyperparameters = Hyperparameters(1.0, 0.01)
     posterior = gp.condition(Polynomial(), POINTS[:4], np.arange(4.0), hyperparameters)
@@ -400,6 +414,7 @@ def test_configuration_and_posterior_are_immutable():
         FitConfig().kernel_steps = 3
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("mean", ["zero", "constant"])
 @pytest.mark.parametrize("scale", [1e-30, 1e10, 1e19, 1e30, 3e37])
 def test_targets_of_any_size_are_fitted_alike(scale, mean, precision):

@@ -151,6 +151,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=2), JSON), st.dictionaries(st.text(max_size=2), JSON))
 def test_there_is_a_difference_where_contents_differ(old, new):
     found = first_difference(old, new)

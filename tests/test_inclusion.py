@@ -18,6 +18,7 @@ from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", [RBF(GRID, 0.4), Polynomial()])  # by points, in weight space
 def test_leaving_one_out_equals_conditioning_on_the_others(kernel, tolerance):
     archs = GRID.from_index(jnp.array([0, 3, 8, 14, 20, 21, 35, 20, 5, 9, 11, 30, 31, 28]))
@@ -83,6 +84,7 @@ def test_what_a_surrogate_gets_wrong_in_its_sum_corrects_the_estimate(tolerance)
         included_evidence(*given, predicted=(np.zeros(2), 0.0))
 
 
+@pytest.mark.slow("float64")
 def test_what_failed_has_likelihood_zero_and_padding_does_not_count():
     inclusion = jnp.full(4, 0.5)
     evidence = included_evidence(
@@ -126,6 +128,7 @@ def surface(archs):
     return -30 * jnp.sum((GRID.coordinates(archs) - 0.4) ** 2, axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_evidence_of_many_searches_is_right_on_average(batch):
     """The space has 36 points, 16 of which are drawn; the peak is on few of them."""
@@ -161,6 +164,7 @@ def test_evidence_of_many_searches_is_right_on_average(batch):
     assert ours.std() < by_step.std()
 
 
+@pytest.mark.slow("float64")
 def test_coordinates_tell_mirrored_cells_apart(tolerance):
     mirrored = jnp.array([[3, 0, 0, 3, 0, 0], [3, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
     kernel = WithCoordinates(WL(NATS))

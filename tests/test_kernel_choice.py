@@ -17,6 +17,7 @@ from bqnes_jax.spaces import NATS, SlimmableSpace
 ARCHS = NATS.from_index(jnp.array([9504, 777, 0, 4321, 9504]))
 
 
+@pytest.mark.slow
 def test_fixed_layer_weights_scale_the_histograms(tolerance):
     weights = (1.0, 0.3, 2.0)
     kernel = WL(NATS, 2, layer_weights=weights)
@@ -77,6 +78,7 @@ def test_an_affine_kernel_is_a_cosine_of_coordinates(tolerance):
     np.testing.assert_allclose(kernel.diag(ARCHS), np.ones(len(x)), atol=tolerance(1e-5, 1e-12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("chosen", "expected"),
@@ -97,6 +99,7 @@ def test_a_config_makes_the_kernel_that_it_names(chosen, expected):
     np.testing.assert_array_equal(made.gram(ARCHS), expected.gram(ARCHS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_search_believes_in_the_kernel_of_its_config():
     chosen = KernelConfig("wl", iterations=2, layer_weights=(1.0, 0.5, 0.25))

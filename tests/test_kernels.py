@@ -43,6 +43,7 @@ def connected(key, n):
     return archs[kept][:n]
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3])
 def test_gram_equals_grakels(key, iterations):
     archs = connected(key, 60)
@@ -60,6 +61,7 @@ def test_gram_equals_grakels(key, iterations):
     np.testing.assert_allclose(hashed.gram(archs[:12]), expected[:12, :12], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     ("iterations", "features", "vectors"), [(0, 5, 84), (1, 99, 4_914), (2, 2_515, 5_256)]
@@ -110,6 +112,7 @@ def test_histograms_do_not_depend_on_the_order_of_nodes_and_edges(seed, iteratio
     assert ours.sum() == (iterations + 1) * nodes
 
 
+@pytest.mark.slow("float64")
 def test_batched_and_padded_tuples_give_each_graph_its_own_features(tolerance):
     rng = np.random.default_rng(0)
     graphs = [random_graph(rng, n, 2 * n) for n in (3, 1, 6)]
@@ -130,6 +133,7 @@ def test_direction_of_edges_counts():
     assert not (wl_histograms(out, 1) == wl_histograms(back, 1)).all()
 
 
+@pytest.mark.slow("float64")
 def test_the_empty_graph_is_like_itself_only():
     empty = NATS.from_index(jnp.array([0, 1]))  # both have no path to the output
     others = NATS.from_index(jnp.array([9504, 15_001]))
@@ -139,6 +143,7 @@ def test_the_empty_graph_is_like_itself_only():
     assert (kernel.diag(empty) == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [None, 4096])
 def test_gradient_by_layer_weights(key, buckets, tolerance):
     archs = jnp.concatenate([NATS.sample(key, 8), jnp.zeros((1, 6), jnp.int32)])
@@ -157,6 +162,7 @@ def test_gradient_by_layer_weights(key, buckets, tolerance):
         np.testing.assert_allclose(gradient[i], numerical, atol=tolerance(5e-3, 1e-8))
 
 
+@pytest.mark.slow("float64")
 def test_layer_weights_interpolate_between_depths(key):
     archs = connected(key, 20)
     shallow = WL(NATS, iterations=1, layer_weights=jnp.array([1.0, 1e-6])).gram(archs)
@@ -165,6 +171,7 @@ def test_layer_weights_interpolate_between_depths(key):
     np.testing.assert_allclose(ones, WL(NATS, iterations=1).gram(archs), atol=1e-6)
 
 
+@pytest.mark.slow("float64")
 def test_rbf_equals_sklearns(tolerance):
     archs, others = enumerate_space(GRID)[:20], enumerate_space(GRID)[10:]
     for scales in (0.3, np.array([0.2, 1.5])):
@@ -174,6 +181,7 @@ def test_rbf_equals_sklearns(tolerance):
         assert (jnp.diagonal(ours.gram(archs)) == 1).all()
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -226,6 +234,7 @@ def test_bad_input_is_refused(make, says):
         make()
 
 
+@pytest.mark.slow("float64")
 def test_feature_rbf_equals_sklearns(key, tolerance):
     archs = NATS.sample(key, 20)
     features = np.asarray(WL(NATS).features(archs), float)
@@ -235,6 +244,7 @@ def test_feature_rbf_equals_sklearns(key, tolerance):
         FeatureRBF(RBF(NATS))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     ("kernel", "on_views"),
     [
@@ -253,6 +263,7 @@ def test_a_split_kernel_is_the_same_kernel(kernel, on_views, key):
     np.testing.assert_allclose(inner.gram(view(archs)), kernel.gram(archs), atol=1e-5)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", [RBF, FeatureRBF])
 def test_length_scales_may_be_as_small_as_numbers_are(kernel, precision):
     """Nothing is alike to another then; less than that is 0 to XLA, and refused."""

@@ -41,6 +41,7 @@ def evaluate(archs):
     return Outcome(archs, log_probs.sum(axis=1), log_probs, classes=classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize("name", candidates.strategies())
 def test_a_search_uses_each_key_once(name, space):
@@ -52,6 +53,7 @@ def test_spaces_are_of_both_kinds():
     assert [space.size for space in SPACES.values()] == [18, None, 54, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.algorithms())
 def test_an_algorithm_uses_each_key_once(name):
     run = algorithms.make(name, SPACES["listed, seeds"], 2, config=CONFIG)

@@ -51,6 +51,7 @@ def combined(tmp_path_factory):
     return [*given, "--calibrate", "off"], folder / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replace", "fsync"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_combine_that_is_killed_is_done_again(number, name, combined, tmp_path, monkeypatch):
@@ -97,6 +98,7 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_command_that_trains_is_killed_and_done_again(

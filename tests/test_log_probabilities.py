@@ -29,6 +29,7 @@ OF_CLASSES = (
 LABELS = np.arange(40) % 3
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("metric", OF_CLASSES)
 def test_a_metric_takes_logarithms_too(metric, tolerance):
     logs = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (40, 3)))
@@ -46,6 +47,7 @@ def test_members_disagree_in_logarithms_as_in_probabilities():
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow("float64")
 def test_what_is_below_every_probability_counts():
     logs = jnp.array([[0.0, -500.0], [0.0, -jnp.inf], [-1000.0, 0.0]])
     each = [float(metrics.log_likelihood(row[None], np.array([1]), log=True)) for row in logs]
@@ -72,6 +74,7 @@ def sure(nats):
     return jax.nn.log_softmax(jnp.stack([jnp.zeros_like(nats), -nats], axis=-1))
 
 
+@pytest.mark.slow
 @single
 def test_comparisons_do_not_underflow():
     """Of two networks, always both are taken: the mixture of what they say is known."""
@@ -106,6 +109,7 @@ def predict(nats, choices, inputs):  # sure of the first class, everywhere
     return sure(jnp.full(len(inputs), nats))
 
 
+@pytest.mark.slow
 @single
 def test_a_run_does_not_underflow(tmp_path):
     space = Product(nats=(400.0, 500.0, 600.0))

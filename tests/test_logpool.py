@@ -62,6 +62,7 @@ def by_scipy(log_probs, classes, strength):
     return found
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("sharpness", [0.3, 1.0, 10.0])
 @pytest.mark.parametrize("strength", [0.0, 1.0, 100.0])
 def test_weights_are_optimal(strength, sharpness, tolerance):
@@ -99,6 +100,7 @@ def evaluate_all(margins, strength, weights):
     return lax.map(lambda row: evaluate(problem, row), weights)
 
 
+@pytest.mark.slow("float64")
 def test_the_gap_bounds_how_far_the_optimum_is(precision, tolerance):
     """Not only at the optimum: everywhere."""
     log_probs, classes = problem(2)
@@ -124,6 +126,7 @@ def test_the_penalty_is_convex_where_the_square_of_the_logarithm_is_not():
     np.testing.assert_allclose(near - 1 - np.log(near), np.log(near) ** 2 / 2, rtol=0.05, atol=1e-9)
 
 
+@pytest.mark.slow("float64")
 def test_one_member_is_temperature_scaling(tolerance):
     log_probs, classes = problem(3, count=1, sharpness=3.0)
     found = log_pool_weights(log_probs, classes, strengths=(0.0,))
@@ -136,6 +139,7 @@ def test_one_member_is_temperature_scaling(tolerance):
     np.testing.assert_allclose(found.weights, [search.x], rtol=tolerance(1e-3, 1e-6))
 
 
+@pytest.mark.slow("float64")
 def test_of_many_the_one_with_the_best_temperature_is_taken():
     log_probs, classes = problem(4)
     values = [by_scipy(log_probs[[n]], classes[[n]], 30.0).fun for n in range(COUNT)]
@@ -145,6 +149,7 @@ def test_of_many_the_one_with_the_best_temperature_is_taken():
 # The strength.
 
 
+@pytest.mark.slow("float64")
 def test_the_strength_is_the_best_on_points_left_out():
     """So it is never worse there than next to no prior."""
     log_probs, classes = problem(5)
@@ -188,6 +193,7 @@ def mapped():
     return jax.jit(jax.vmap(lambda p, c, m: select("logpool", p, SIZE, classes=c, mask=m)))
 
 
+@pytest.mark.slow
 def test_an_ensemble_comes_out(precision):
     log_probs, classes = problem()
     found = select("logpool", log_probs, SIZE, classes=classes)
@@ -202,6 +208,7 @@ def test_an_ensemble_comes_out(precision):
     assert pool_of("logpool") == found.pool and pool_of("top") == "mixture"
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_finds_nearly_the_best_subset(seed, precision):
     log_probs, classes = problem(seed, sharpness=3.0)
@@ -218,6 +225,7 @@ def test_the_search_finds_nearly_the_best_subset(seed, precision):
     assert value_of(weights, log_probs[members], classes[members], strength)[0] < best * 1.01
 
 
+@pytest.mark.slow
 def test_mapped_is_row_by_row_and_empty_is_said(tolerance):
     problems = [problem(seed) for seed in range(4)]
     log_probs, classes = (np.stack(each) for each in zip(*problems, strict=True))
@@ -234,6 +242,7 @@ def test_mapped_is_row_by_row_and_empty_is_said(tolerance):
         select("logpool", log_probs[2], SIZE, classes=classes[2], mask=masks[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_failures_and_padding_change_nothing():
     log_probs, classes = problem(1)
@@ -257,6 +266,7 @@ def test_more_members_than_usable_candidates():
     assert few.members.tolist() == [1, 1, 1] and few.info.used == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_a_limit_is_as_good_as_a_size():
     log_probs, classes = problem(2)
@@ -268,6 +278,7 @@ def test_a_limit_is_as_good_as_a_size():
     assert limited.weights[2:].tolist() == [0]
 
 
+@pytest.mark.slow("float64")
 def test_identical_members_share_one_weight(tolerance):
     log_probs, classes = (each[[0] * COUNT] for each in problem(count=1))
     same = log_pool_weights(log_probs[:3], classes[:3])
@@ -278,12 +289,14 @@ def test_identical_members_share_one_weight(tolerance):
     np.testing.assert_allclose(found.info.loss, once.loss, rtol=tolerance(1e-4, 1e-6))
 
 
+@pytest.mark.slow("float64")
 def test_one_class_is_certain():
     found = select("logpool", np.zeros((3, 5)), 2, classes=np.zeros((3, 5, 1)))
     assert found.info.loss == 0 and found.info.status == Status.OK
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow("float64")
 def test_one_point():
     log_probs, classes = problem(points=1)
     found = select("logpool", log_probs, 2, classes=classes)
@@ -401,6 +414,7 @@ def test_other_data_do_not_compile_again(compilations):
 DATA = Path(os.environ.get("BQNES_DATA_DIR", "")) / "predictions_cifar10n.npz"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_file(), reason="no predictions_cifar10n.npz in BQNES_DATA_DIR")
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_real_networks():

@@ -38,6 +38,7 @@ def data():
     return from_arrays(inputs, labels, split=(40, 15, 15))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [True, False], ids=["compiled", "on the host"])
 def test_a_run_keeps_how_well_its_networks_fit(tmp_path, jit):
     family, given = from_functions(SPACE, train, predict, jit=jit), data()

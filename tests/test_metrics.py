@@ -47,6 +47,7 @@ def top_class(confidences, hits, classes=10):
     return probabilities, np.where(np.broadcast_to(hits, confidences.shape), 0, 1)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(("points", "classes"), [(37, 2), (300, 120)])
 def test_as_scikit_learn(points, classes, tolerance):
     probabilities, labels = draw(0, points, classes)
@@ -80,6 +81,7 @@ def test_curve_as_scikit_learn(bins, tolerance):
     assert curve.count.sum() == 400
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("bins", [7, 25, 100])
 def test_a_confidence_at_an_edge_is_in_the_bin_below_it(bins):
     confidences = np.arange(1, bins + 1) / bins
@@ -107,6 +109,7 @@ def test_curve_by_hand(tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 def test_ece_by_brute_force(tolerance):
     probabilities, labels = draw(2, 700, 12)
     confidence = probabilities.max(axis=1)
@@ -171,6 +174,7 @@ def test_sums_are_accurate_in_single_precision(tolerance):
     np.testing.assert_allclose(plain, float(targets[0]), rtol=rtol)
 
 
+@pytest.mark.slow("float64")
 @given(seed=st.integers(0, 2**31), sharpness=st.floats(0, 30))
 def test_bounds_and_order_of_points(seed, sharpness):
     points = 20
@@ -188,6 +192,7 @@ def test_bounds_and_order_of_points(seed, sharpness):
     assert abs(metrics.ece(probabilities, labels, reference="centre") - standard) <= 0.05 + 1e-6
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("metric", [m for m in CLASSIFICATION if m not in DERIVED])
 def test_compiled_mapped_and_eager_agree(metric, precision, compilations):
     members, labels = draw(4, 64, 5, members=(3,))
@@ -217,6 +222,7 @@ def test_per_member_passes_options_on():
     np.testing.assert_allclose(mapped, alone, rtol=1e-5)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("metric", [metrics.log_likelihood, metrics.brier_score, metrics.ece])
 def test_gradients_are_finite(metric):
     probabilities, labels = draw(7, 20, 4)
@@ -248,6 +254,7 @@ BAD_PROBABILITIES = {
 }
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("metric", CLASSIFICATION)
 def test_bad_probabilities_are_refused_or_nan(metric):
     labels = np.array([0, 1])
@@ -261,6 +268,7 @@ def test_bad_probabilities_are_refused_or_nan(metric):
             metrics.per_member(metric, np.array([probabilities]), labels)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("metric", SCALAR)
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_out_of_range_are_refused_or_nan(metric, label):
@@ -309,6 +317,7 @@ def test_values_computed_in_single_precision_pass_when_widened():
     assert np.isfinite(metrics.ece(probabilities.astype(np.float64), np.zeros(1000, int)))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(("members", "points", "classes"), [(1, 5, 3), (6, 50, 4)])
 def test_disagreement_by_brute_force(members, points, classes, tolerance):
     probabilities, _ = draw(9, points, classes, members=(members,))

@@ -53,6 +53,7 @@ def class_bins(probabilities, labels, bins):
                 yield inside.mean(), column[inside].mean(), truth[inside].mean(), truth.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bins", [1, 3, 10, 200])
 def test_by_loops(bins, tolerance):
     """Also with more bins than points."""
@@ -90,6 +91,7 @@ def test_one_bin_of_equal_mass_is_one_bin():
         )
 
 
+@pytest.mark.slow("float64")
 def test_a_confidence_of_exactly_one():
     certain, labels = np.eye(3)[[0, 1, 2, 0]], np.array([0, 1, 2, 1])
     for metric in (ece, adaptive_ece):
@@ -122,6 +124,7 @@ def test_information_is_the_divergence_from_the_mean(tolerance):
     assert np.isnan(jax.jit(mutual_information)(2 * members)).all()
 
 
+@pytest.mark.slow("float64")
 def test_intervals_cover_as_often_as_they_say(key):
     probabilities, labels = draw(2, 400)
     found = bootstrap_interval(key, accuracy, probabilities, labels, draws=500)

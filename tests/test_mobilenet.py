@@ -176,6 +176,7 @@ def close(ours, theirs, tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     ("train", "precision"),
     [(False, "float32"), (True, "float32"), (True, "float64")],
@@ -210,6 +211,7 @@ def test_a_slice_equals_the_small_network(train, tolerance, precision):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("train", [False, True])
 def test_what_is_not_used_has_no_influence_whatever_its_value(train):
@@ -230,6 +232,7 @@ def test_what_is_not_used_has_no_influence_whatever_its_value(train):
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b[i]), before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_both_layouts_agree_at_odd_sizes(tolerance):
     images, labels, variables = setting(size=9, channels=3)
@@ -245,6 +248,7 @@ def test_both_layouts_agree_at_odd_sizes(tolerance):
     close(ours[0][1][2], expected, tolerance(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("size", [1, 2, 10])
 def test_other_sizes(size, tolerance):
@@ -267,6 +271,7 @@ def test_one_compilation_for_all_architectures(compilations, tolerance):
     assert np.unique(np.asarray(together)[:, 0, 0]).size == len(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_statistics_of_a_batch_normalise_it_again(tolerance):
     """What training returns, evaluation with it repeats; the given ones play no part."""

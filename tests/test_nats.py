@@ -54,6 +54,7 @@ def test_the_whole_space():
     assert (graphs.n_edge.sum(1) == 10).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)  # no floats
 def test_strings_round_trip_over_the_whole_space():
     archs = np.asarray(enumerate_space(NATS))

@@ -16,6 +16,7 @@ from tests import published
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["directory", "tar"])
 @pytest.mark.parametrize(
     ("dataset", "name", "test"),
@@ -112,6 +113,7 @@ def test_lists_that_are_not_of_the_topology_space(archive):
         refused(archive, "does not list the 15,625 architectures of the topology space")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 5, 0.5, 0.99])
 def test_half_downloaded(archive, cut):
     path = archive / "000000.pickle.pbz2"
@@ -148,6 +150,7 @@ def test_files_in_each_others_places(archive):
     refused(archive, "is of .* and not of .* as meta.pickle.pbz2 says")
 
 
+@pytest.mark.slow
 def test_missing_results(archive, tmp_path):
     content = published.content(published.TEXTS[0])
     of_cifar100 = [key for key in content["200"]["all_results"] if key[0] == "cifar100"]

@@ -64,6 +64,7 @@ def test_check_of_what_cannot_be_checked(tmp_path, capsys):
     assert code == 1 and "nan" in out
 
 
+@pytest.mark.slow
 def test_import(archive, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(
@@ -74,6 +75,7 @@ def test_import(archive, tmp_path, capsys, monkeypatch):
     assert read_results(tmp_path / "nats-cifar100.npz").imported.sum() == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

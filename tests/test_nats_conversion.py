@@ -39,6 +39,7 @@ def ours(state, text):
     return network()(variables, jnp.asarray(arch, jnp.int32), IMAGES.transpose(0, 2, 3, 1))
 
 
+@pytest.mark.slow
 def test_the_same_logits_as_in_plain_numpy():
     for seed, text in enumerate([ALL, PLAIN, CUT, *published.texts(2)]):
         state = published.settled(text, IMAGES, seed=seed)
@@ -47,6 +48,7 @@ def test_the_same_logits_as_in_plain_numpy():
         np.testing.assert_allclose(ours(state, text), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_same_logits_as_in_pytorch():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; it takes 200 MB")
     torch.set_num_threads(1)  # more of them wait for each other, four times longer

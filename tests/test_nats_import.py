@@ -74,6 +74,7 @@ class TestNetworks:
         store = Store.open(tmp_path / "store", nats_bench.store_manifest(task))
         return nats_bench.Destination(task, store, seed)
 
+    @pytest.mark.slow
     def test_predictions_are_those_of_the_published_networks(self, tmp_path, monkeypatch):
         archive = full(tmp_path / "full")
         predictions = self.predictions(tmp_path)
@@ -128,6 +129,7 @@ class TestNetworks:
                 opened, "cifar100", tmp_path / "t.npz", count=1, predictions=target
             )
 
+    @pytest.mark.slow
     def test_a_network_with_other_losses_than_published_is_not_used(self, tmp_path):
         archive = full(tmp_path / "full", 0.1, [1, 4, 5])
         predictions = self.predictions(tmp_path, seed=888)
@@ -139,6 +141,7 @@ class TestNetworks:
         status = [predictions.store.get(text, 888).status for text in TEXTS]
         assert status == ["ok", "failed", "ok", "ok", "failed", "failed"]
 
+    @pytest.mark.slow
     def test_what_was_read_before_a_damaged_file_is_kept(self, tmp_path):
         archive = full(tmp_path / "full")
         (archive / "000002.pickle.pbz2").write_bytes(b"BZh9")
@@ -147,6 +150,7 @@ class TestNetworks:
         imported = nats_bench.read_results(tmp_path / "t.npz").imported
         assert set(np.flatnonzero(imported)) == {numbers_by_text()[text] for text in TEXTS[:2]}
 
+    @pytest.mark.slow
     def test_other_images_are_noticed_at_once(self, tmp_path):
         archive = full(tmp_path / "full", 0.1, range(6))
         predictions = self.predictions(tmp_path, seed=888)

@@ -184,8 +184,8 @@ def of_plain(number, precision):
 @pytest.mark.parametrize(
     ("layout", "at_once", "precision"),
     [
-        ("convolution", True, "float32"),
-        ("patches", True, "float64"),
+        pytest.param("convolution", True, "float32", marks=pytest.mark.slow),
+        pytest.param("patches", True, "float64", marks=pytest.mark.slow),
         ("patches", False, "float64"),
     ],
     indirect=["precision"],
@@ -211,6 +211,7 @@ def test_equals_the_plain_sub_network(layout, at_once, tolerance, precision):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("size", [1, 5])
 def test_small_and_odd_images(size, tolerance):
@@ -220,6 +221,7 @@ def test_small_and_odd_images(size, tolerance):
     close(ours, theirs, tolerance(1e-4, 1e-10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_evaluation_has_a_gradient_by_the_images(tolerance):
     images, _, variables = setting()
@@ -235,6 +237,7 @@ def test_evaluation_has_a_gradient_by_the_images(tolerance):
     close(jax.jit(jax.grad(ours))(images, variables, ARCHS[0]), expected, tolerance(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_what_is_not_used_has_no_influence_whatever_its_value():
     images, labels, variables = setting()
@@ -264,6 +267,7 @@ def test_cells_of_none_are_a_constant_predictor(tolerance):
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_and_keeps_the_type_of_the_logits(precision):
     images, _, variables = setting()
     config = dataclasses.replace(CONFIG, bfloat16=True)

@@ -15,6 +15,7 @@ from tests import published
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 
+@pytest.mark.slow
 def test_it_holds_what_the_archive_says(archive, tmp_path):
     with open_archive(archive) as opened:
         nats_bench.import_archive(opened, "cifar100", tmp_path / "new" / "t.npz", count=6)
@@ -46,6 +47,7 @@ def test_it_holds_what_the_archive_says(archive, tmp_path):
         tables.read(tmp_path / "new" / "t.npz")
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(archive, tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "_SAVE_EVERY", 0.0)
     read, table = [], tmp_path / "t.npz"

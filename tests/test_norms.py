@@ -25,6 +25,7 @@ def close(found, expected, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow("float64")
 def test_the_gradient_of_a_batch_norm(tolerance):
     arguments = 3 * numbers(0, (4, 3, 5, 6)) + 2, numbers(1, (4,)), numbers(2, (4,))
     ours = jax.jit(lambda *given: pulled(lambda *x: normalise_batch(*x)[0], *given))
@@ -37,6 +38,7 @@ def test_the_gradient_of_a_batch_norm(tolerance):
     np.testing.assert_allclose(var, np.var(arguments[0], axis=(1, 2, 3)), rtol=1e-5)
 
 
+@pytest.mark.slow("float64")
 def test_a_channel_that_is_constant_has_a_finite_gradient():
     x = jnp.ones((2, 3, 3, 4)).at[1].set(numbers(0, (3, 3, 4)))
     one = jnp.ones(2)
@@ -44,6 +46,7 @@ def test_a_channel_that_is_constant_has_a_finite_gradient():
     assert all(bool(jnp.all(jnp.isfinite(values))) for values in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "outputs", "side", "size", "stride"),
     [(3, 8, 5, 3, 1), (8, 3, 4, 3, 1), (4, 4, 2, 3, 1), (4, 6, 4, 1, 1), (4, 8, 6, 3, 2)],

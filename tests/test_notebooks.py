@@ -47,6 +47,7 @@ def test_committed_outputs_have_no_errors_or_warnings(path):
         assert "/home/" not in str(output) and "/tmp/" not in str(output)
 
 
+@pytest.mark.slow
 @each_notebook
 # Of the sockets and the event loop of the kernel, which pytest would make errors.
 @pytest.mark.filterwarnings("default")

@@ -120,6 +120,7 @@ def test_a_point_mass_in_float_range():
     assert landmarks[0] == 0 and jnp.isfinite(functions).all()
 
 
+@pytest.mark.slow("float64")
 def test_more_landmarks_than_points(tolerance):
     gram, weights = jnp.eye(3), jnp.array([0.2, 0.5, 0.3])
     landmarks = choose_landmarks(gram, weights, 5)
@@ -135,6 +136,7 @@ def test_no_landmarks():
     assert nystrom_test_functions(gram, landmarks).shape == (POINTS, 0)
 
 
+@pytest.mark.slow("float64")
 def test_recombination_keeps_the_kernel_mean(tolerance):
     gram, weights = draw(8, distinct=20)
     landmarks = choose_landmarks(gram, weights, COUNT)
@@ -146,6 +148,7 @@ def test_recombination_keeps_the_kernel_mean(tolerance):
     )
 
 
+@pytest.mark.slow("float64")
 def test_nan_under_tracing_reaches_the_status():
     gram, weights = draw(9)
 

@@ -86,6 +86,7 @@ def arrays_in(path):
         return dict(content)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
     out = house.folder / "killed"
     process = start(house.folder, *run_command("killed"), **KEEP_NOTHING)
@@ -105,6 +106,7 @@ def test_a_killed_run_ends_with_the_same_ensemble(house, finished):
         assert (out / "store" / "entries" / name).stat().st_mtime_ns == before, "not trained again"
 
 
+@pytest.mark.slow
 def test_a_run_grows(house, finished, monkeypatch):
     whole, grown = house.folder / "whole", house.folder / "grown"
     shutil.copytree(whole, grown)
@@ -135,6 +137,7 @@ def load(house, name):
     return bqnes_jax.Run.load(house.folder / name, family=mlp.flax_family)
 
 
+@pytest.mark.slow
 def test_other_commands_are_told_the_family(house, finished):
     assert "depth=" in finished[0] and "5 candidates by BQ-S" in finished[0]
     out, _ = house.done("reselect", "whole", "--method", "top", "--size", 2, *OF_FAMILY)
@@ -160,6 +163,7 @@ def from_split(run):
     return load_data(type(config)(**{**vars(config), "data": path})).test.inputs
 
 
+@pytest.mark.slow
 def test_algorithms_are_compared_live(house, finished):
     search = [*SEARCH, "--budget", 5]
     more = ["--algorithms", "Random", "BQ-S", "--seeds", 2, "--sizes", 2]
@@ -169,6 +173,7 @@ def test_algorithms_are_compared_live(house, finished):
     assert (folder / "comparison.csv").read_text().count("BQ-S") == 2
 
 
+@pytest.mark.slow
 def test_warnings_reach_people(house, finished):
     """The noise of the surrogate sits at a bound: one line says so, and the report."""
     warnings = [line for line in finished[1].splitlines() if line.startswith("warning: ")]
@@ -206,6 +211,7 @@ def test_from_python(tmp_path):
         ensemble.predict(np.zeros((2, 7)))
 
 
+@pytest.mark.slow
 def test_a_run_is_read_with_its_own_family(tmp_path):
     """Another space is refused; what trains otherwise is noticed, and can still be read."""
 
@@ -229,6 +235,7 @@ def test_a_run_is_read_with_its_own_family(tmp_path):
         bqnes_jax.search(family=mine(mlp.SPACE, longer), budget=3, ensemble_size=1, **search)
 
 
+@pytest.mark.slow
 def test_a_random_ensemble_stays_random_when_its_run_grows(tmp_path):
     from tests.test_families import FAMILIES
 
@@ -240,6 +247,7 @@ def test_a_random_ensemble_stays_random_when_its_run_grows(tmp_path):
     assert large.ensemble(size=2).texts == small.ensemble().texts
 
 
+@pytest.mark.slow
 def test_a_built_in_family_as_an_object(tmp_path):
     """It is resumed as it was, and asked for when the run is read."""
     from tests.test_families import FAMILIES
@@ -259,6 +267,7 @@ def test_a_built_in_family_as_an_object(tmp_path):
     assert len(repr(again)) < 400 and again.run == again.run
 
 
+@pytest.mark.slow
 def test_an_estimator_of_scikit_learn(tmp_path):
     from tests.test_families import POINTS, SPACE, predict_sklearn, train_sklearn
 
@@ -296,6 +305,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 def test_bad_input_gets_a_sentence(tmp_path):
     """As users call it: without the checks of types that the other tests run under."""
     code = f"""

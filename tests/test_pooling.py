@@ -118,6 +118,7 @@ def test_ensemble_is_at_least_as_likely_as_its_members_on_average():
         assert metrics.log_likelihood(together, labels) > weights @ members
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 0.0, -3.0, 1e30])
 def test_a_member_of_weight_zero_has_no_influence(pool, garbage, tolerance):
@@ -188,6 +189,7 @@ def test_bad_weights_in_log_space_are_refused_or_nan():
         assert np.isnan(compiled(np.array(weights), members)).all()
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("zero_weight", [False, True])
 def test_gradient_by_the_weights(pool, zero_weight, tolerance):
@@ -214,6 +216,7 @@ def test_gradient_by_the_weights(pool, zero_weight, tolerance):
         np.testing.assert_allclose(gradient, expected, rtol=tolerance(1e-4, 1e-11))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("pool", POOLS)
 def test_gradients_are_finite_with_zero_probabilities(pool):
     members = single_or_double([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]]])

@@ -59,6 +59,7 @@ def close(ours, theirs, tolerance):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)  # a minute to compile
 def test_one_compilation_and_the_company_does_not_matter(compilations, key, tolerance):
     data, archs = make_data(), jnp.asarray(ARCHS, jnp.int32)
@@ -85,6 +86,7 @@ def test_one_compilation_and_the_company_does_not_matter(compilations, key, tole
     assert (trained.train_losses[:, 0] != trained.train_losses[:, 1]).all(), "seeds are alike"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_one_draw_begins_as_the_network_does(key):
     """Of each parameter: the same shape, the same bound, and nearly all of it used."""
@@ -138,6 +140,7 @@ def test_follows_the_recipe_of_pytorch(key, tolerance):
     close(trained.train_losses, jnp.stack(losses), tolerance(1e-3, 1e-8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_failed_member_is_marked_and_disturbs_no_other(key):
     """A label that does not exist has a loss of NaN: one member sees it, from some step on."""
@@ -163,6 +166,7 @@ def test_a_failed_member_is_marked_and_disturbs_no_other(key):
     assert lost.any() and (np.diff(lost.astype(int)) >= 0).all(), "frozen from then on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bfloat16_trains_and_the_weights_that_are_kept_predict_the_same(key):
     network = dataclasses.replace(NETWORK, bfloat16=True)

@@ -68,6 +68,7 @@ def evaluate_grid(archs):
     return Outcome(archs, jnp.sum(log_probs, axis=1), log_probs)
 
 
+@pytest.mark.slow
 def test_evidence_and_acquisition_are_those_of_the_definition(precision, tolerance):
     strategy = make("us", GRID, kernel=Polynomial(), config=CONFIG, prior=tilted)
     info = told(strategy, SOME)
@@ -95,6 +96,7 @@ def test_evidence_and_acquisition_are_those_of_the_definition(precision, toleran
     assert abs(float(uniform.evidence.log_evidence) - float(exact.log_evidence)) > 0.1
 
 
+@pytest.mark.slow("float64")
 def test_a_constant_prior_is_none(precision, tolerance):
     def constant(archs):
         return jnp.full(len(archs), -7.0)
@@ -107,6 +109,7 @@ def test_a_constant_prior_is_none(precision, tolerance):
     )
 
 
+@pytest.mark.slow
 def test_a_prior_that_is_uniform_on_a_part_is_a_search_of_the_part(tolerance):
     part = Subset(GRID, EVEN)
     archs = POINTS[list(EVEN[:6])].astype(np.int32)
@@ -125,6 +128,7 @@ def searches_of(name, space, prior, precision):
     return jax.jit(jax.vmap(lambda key: scan(strategy, CONFIG, key, evaluate_grid)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", ["random", "evolution", "ei", "us", "posterior"])
 @pytest.mark.parametrize("space", [GRID, ENDLESS], ids=["listed", "drawn"])
@@ -139,6 +143,7 @@ def test_what_is_ruled_out_is_never_evaluated(name, space, precision):
     assert np.isfinite(trace.evidence.log_evidence).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", ["random", "posterior"])
 def test_draws_estimate_the_evidence_of_the_prior_without_bias(name, precision):
@@ -161,6 +166,7 @@ def test_draws_estimate_the_evidence_of_the_prior_without_bias(name, precision):
     assert error < 0.05
 
 
+@pytest.mark.slow("float64")
 def test_weighted_draws_estimate_the_sum(key):
     known = jax.jit(likelihoods)(POINTS[::5])
     model = wsabi.fit(Polynomial(), POINTS[::5], known, temperature=CONFIG.temperature)
@@ -173,6 +179,7 @@ def test_weighted_draws_estimate_the_sum(key):
     np.testing.assert_allclose(np.mean(each.sampling_sd), errors.std(), rtol=0.35)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_recombination_has_the_prior_in_its_posterior():
     config = dataclasses.replace(CONFIG, budget=12)

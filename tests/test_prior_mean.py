@@ -26,6 +26,7 @@ def problem(kernel, n, level, seed=0):
     return archs, gram, rng.multivariate_normal(np.full(n, level), gram + 0.1 * np.eye(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("n", [60, 150])
 def test_fit_finds_scipys_maximum(kernel, n, tolerance):
@@ -52,6 +53,7 @@ def test_fit_finds_scipys_maximum(kernel, n, tolerance):
     assert posterior.status == Status.OK
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_prediction_equals_sklearns_around_the_same_level(kernel, tolerance):
     archs, _, targets = problem(kernel, 150, level=-3.0)
@@ -74,6 +76,7 @@ def test_prediction_equals_sklearns_around_the_same_level(kernel, tolerance):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [RBF(NATS, 0.7), WL(NATS, layer_weights=np.ones(2))])
 @pytest.mark.parametrize("n", [40, 150])
 def test_a_level_shifts_the_fit_and_nothing_else(kernel, n, tolerance):
@@ -87,6 +90,7 @@ def test_a_level_shifts_the_fit_and_nothing_else(kernel, n, tolerance):
     np.testing.assert_allclose(here.predict(test).variance, there.predict(test).variance, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_padding_changes_nothing(kernel, tolerance):
     archs, _, targets = problem(kernel, 120, level=5.0)
@@ -102,6 +106,7 @@ def test_padding_changes_nothing(kernel, tolerance):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.slow
 def test_fantasies_keep_the_mean(tolerance):
     archs, _, targets = problem(WL(NATS), 40, level=5.0)
     posterior = gp.fit(WL(NATS), archs, targets, config=FIT)
@@ -113,6 +118,7 @@ def test_fantasies_keep_the_mean(tolerance):
     assert (after.predict(test).variance[:3] < posterior.predict(test).variance[:3]).all()
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("case", ["equal", "one point", "no points", "contradiction", "huge"])
 def test_degenerate_designs_stay_finite(kernel, case):
@@ -140,6 +146,7 @@ def test_degenerate_designs_stay_finite(kernel, case):
         assert status in Status(int(posterior.status))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 def test_every_warp_falls_back_to_the_level(warp, tolerance):
     """An architecture that is like none of the others: the latent mean is the fitted one."""

@@ -177,6 +177,7 @@ def test_mutation_reaches_every_neighbour(key):
         assert (np.abs(counts - mean) < 5 * np.sqrt(mean)).all()
 
 
+@pytest.mark.slow
 @single
 @settings(max_examples=5)
 @given(choices, st.integers(0, 2**32 - 1))
@@ -189,6 +190,7 @@ def test_mutation_changes_one_choice(choices, seed):
     assert ((mutants != archs).sum(axis=1) == 1).all()
 
 
+@pytest.mark.slow("float64")
 @settings(max_examples=5)
 @given(choices, st.integers(0, 2**32 - 1))
 def test_coordinates_are_in_the_unit_cube(choices, seed):
@@ -221,6 +223,7 @@ def test_coordinates_of_a_space(precision):
     assert constant.coordinates(np.array([0, 0, 1])).tolist() == [0, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", [SMALL, LARGE], ids=["listed", "drawn"])
 def test_compiled_functions_do_the_same(space, key, precision):
     kernel = make_kernel(space)
@@ -239,6 +242,7 @@ def test_compiled_functions_do_the_same(space, key, precision):
         np.testing.assert_array_equal(space.from_index(numbers.reshape(5, 1))[:, 0], archs)
 
 
+@pytest.mark.slow
 @single
 @pytest.mark.parametrize("space", [SMALL, LARGE], ids=["listed", "drawn"])
 def test_it_is_searched(space, key):

@@ -22,6 +22,7 @@ def predictions(count=36, points=12):
     return jnp.asarray(-np.exp(rng.normal(size=(count, points)) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [Polynomial(), Overlap()], ids=["finite", "other"])
 def test_the_rule_is_the_kernel_mean_solved(kernel, tolerance):
     strategy = make("us", GRID, kernel=kernel, config=CONFIG)
@@ -39,6 +40,7 @@ def test_the_rule_is_the_kernel_mean_solved(kernel, tolerance):
     np.testing.assert_array_equal(ours[6:], 0)
 
 
+@pytest.mark.slow("float64")
 def test_the_weights_are_those_of_the_predictive_distribution(tolerance):
     """With an exact rule for the whole space, weights are the posterior's; M largest are kept."""
     log_probs, rng = predictions(), np.random.default_rng(1)
@@ -70,6 +72,7 @@ def test_what_is_left_out_is_shared_by_likeness(tolerance):
     np.testing.assert_allclose(found.weights, expected, rtol=tolerance(1e-5, 1e-10))
 
 
+@pytest.mark.slow("float64")
 def test_degenerate_rules_leave_an_ensemble():
     log_probs, gram = predictions(4), jnp.eye(4)
     negative = select("quadrature", log_probs, 2, kernel=gram, rule=-jnp.ones(4))
@@ -101,6 +104,7 @@ def test_measures_have_the_size_of_validation_points(tolerance):
         measure_candidates("both", valid, 10, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["valid", "train", "both"])
 def test_recombination_follows_the_measure(measure, precision):
     log_probs = predictions()

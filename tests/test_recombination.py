@@ -108,6 +108,7 @@ def as_arrays(functions, weights):
     return jnp.asarray(functions, float), jnp.asarray(weights, float)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1))
@@ -118,6 +119,7 @@ def test_cases_that_break_a_naive_version(case, seed):
         assert_recombines(functions, weights, batched(functions, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "points, count",
     [
@@ -136,6 +138,7 @@ def test_sizes(points, count):
     assert_recombines(functions, weights, jax.tree.map(lambda leaf: leaf[None], found))
 
 
+@pytest.mark.slow("float64")
 def test_twenty_thousand_points():
     rng = np.random.default_rng(0)
     functions, weights = as_arrays(rng.normal(size=(1, 20_000, 99)), even_weights(rng, 1, 20_000))
@@ -144,6 +147,7 @@ def test_twenty_thousand_points():
     assert found.error < 1e3 * jnp.finfo(found.error.dtype).eps
 
 
+@pytest.mark.slow("float64")
 def test_rounding_does_not_accumulate():
     rng = np.random.default_rng(0)
     for case in CASES.values():
@@ -191,6 +195,7 @@ def test_no_functions_leave_the_heaviest_point():
     assert found.status == Status.OK and found.error == 0
 
 
+@pytest.mark.slow("float64")
 def test_all_mass_on_one_point(problem):
     found = recombine(problem[0], jnp.zeros(POINTS).at[3].set(1))
     assert found.indices.tolist() == [3] * (COUNT + 1)
@@ -256,6 +261,7 @@ def assert_reported(found):
     assert ((found.indices >= 0) & (found.indices < POINTS)).all()
 
 
+@pytest.mark.slow("float64")
 def test_invalid_input_is_reported_by_compiled_code(problem):
     rows = [invalid(*problem) for invalid in INVALID.values()]
     rows += [problem] * (BATCH - len(rows))

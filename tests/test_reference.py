@@ -13,6 +13,7 @@ from bqnes_jax.types import Status
 from tests.toy import GRID, Polynomial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", [0, 3])
 def test_the_smallest_eigenvectors_keep_their_expectations(padding, tolerance):
     rng = np.random.default_rng(0)
@@ -40,6 +41,7 @@ def test_the_smallest_eigenvectors_keep_their_expectations(padding, tolerance):
     assert int(single.members[0]) == int(np.argmax(posterior))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_a_pool_can_be_scored_where_a_space_can_be_listed():
     config = SearchConfig(

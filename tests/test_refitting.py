@@ -42,6 +42,7 @@ def design_of(n, padding=0):
     return Design(*map(jnp.asarray, (archs.astype(np.int32), targets, mask)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [None, 0.3])
 def test_the_loss_has_its_gradient_in_closed_form(mean, tolerance):
     design = design_of(20, padding=5)
@@ -89,6 +90,7 @@ def test_a_factor_with_jitter_is_differentiated_like_one_without(tolerance):
     assert np.isfinite(lower).all()
 
 
+@pytest.mark.slow("float64")
 def test_rbf_derivatives_are_those_of_its_formula(tolerance):
     archs, others = POINTS[::5], POINTS[1::7]
     weights = np.random.default_rng(0).normal(size=(len(archs), len(others)))
@@ -109,6 +111,7 @@ def test_rbf_derivatives_are_those_of_its_formula(tolerance):
         np.testing.assert_allclose(found, wanted, rtol=tolerance(1e-3, 1e-9), atol=1e-4)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("mean", ["zero", "constant"])
 def test_amplitude_and_mean_are_the_likeliest_for_a_shape(mean, tolerance):
     design = design_of(15, padding=3)
@@ -125,6 +128,7 @@ def test_amplitude_and_mean_are_the_likeliest_for_a_shape(mean, tolerance):
     np.testing.assert_allclose(*pair, rtol=tolerance(1e-2, 1e-7), atol=tolerance(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 def test_a_shape_is_kept_until_enough_has_been_added(tolerance):
     design = design_of(24)
 
@@ -214,6 +218,7 @@ def kept_strategy(precision):
     return strategy_of_us()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_shorter_histories_choose_the_same(monkeypatch, precision):
     at_once = searched_at_once(precision)
@@ -230,6 +235,7 @@ def test_shorter_histories_choose_the_same(monkeypatch, precision):
     np.testing.assert_array_equal(together.history.archs[0], at_once.history.archs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_a_search_refits_when_its_candidates_have_grown(precision):
     trace = searched_at_once(precision).trace  # 6, 7, … 16 candidates; a tenth more, rounded up
@@ -240,6 +246,7 @@ def test_a_search_refits_when_its_candidates_have_grown(precision):
     assert changed == [7, 8, 9, 10, 11, 13, 15]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["failures", "one", "twins"])
 def test_odd_histories_have_a_next_step(told, precision):
     archs = np.array([[0, 1], [2, 3], [4, 5], [1, 1]]) * (0 if told == "twins" else 1)

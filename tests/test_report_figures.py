@@ -19,6 +19,7 @@ from tests.reported import COUNT, HOPELESS, TEMPERATURE, TEST, make_run
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 
+@pytest.mark.slow
 def test_the_files_of_the_figures(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "plots").mkdir()

@@ -11,6 +11,7 @@ from tests.reported import COUNT, Page, make_run
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 
+@pytest.mark.slow
 def test_the_table(tmp_path):
     run = make_run(tmp_path)
     names = ("BQ-S", "BQ-R", "beam", "corrective", "BQ-L")
@@ -24,6 +25,7 @@ def test_the_table(tmp_path):
     assert rows[2].metrics == run.ensemble(3, "recombine").metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "size", "names"),
     [
@@ -45,6 +47,7 @@ def test_names_in_the_table(tmp_path, algorithm, size, names):
     assert [(row.name, row.size) for row in rows[1:]] == [(name, size) for name in names]
 
 
+@pytest.mark.slow
 def test_what_went_differently_in_other_rows_is_said(tmp_path, no_files):
     """Each row says so, by its name."""
     run = make_run(tmp_path)
@@ -57,6 +60,7 @@ def test_what_went_differently_in_other_rows_is_said(tmp_path, no_files):
     assert "BQ-S 3" not in said, "of the ensemble itself it is said already"
 
 
+@pytest.mark.slow
 def test_a_row_says_how_many_members_are_in_use(tmp_path, no_files):
     """And no ensemble has more members than there are candidates."""
     run = make_run(tmp_path)

@@ -23,6 +23,7 @@ TEST = Examples(IMAGES, LABELS)
 DATASET = Dataset("toy", 3, TEST, TEST)
 
 
+@pytest.mark.slow("float64")
 def test_metrics_are_those_of_each_mixture(tolerance):
     log_probs = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (4, 6, 3)))
     weights = jnp.array([[0.5, 0.5, 0, 0], [0, 0.2, 0.3, 0.5], [0, 0, 0, 1.0]])
@@ -33,6 +34,7 @@ def test_metrics_are_those_of_each_mixture(tolerance):
         np.testing.assert_allclose(found, expected, rtol=tolerance(1e-5, 1e-12))
 
 
+@pytest.mark.slow("float64")
 def test_each_ensemble_is_pooled_in_its_own_space(tolerance):
     log_probs = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (4, 6, 3)))
     weights = jnp.array([[0.5, 0.5, 0, 0], [0, 1.2, 0.3, 0.5], [0, 0, 0, 1.0]])
@@ -44,6 +46,7 @@ def test_each_ensemble_is_pooled_in_its_own_space(tolerance):
         np.testing.assert_allclose(found, expected, rtol=tolerance(1e-5, 1e-12))
 
 
+@pytest.mark.slow("float64")
 def test_probabilities_that_underflow_have_a_logarithm(tolerance):
     """Far from what a network knows, it may give the truth e⁻⁵⁰⁰."""
     log_probs = jnp.array([[[-500.0, 0.0]], [[-800.0, 0.0]]])

@@ -76,6 +76,7 @@ def copied(finished, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_selected_once(finished, monkeypatch):
     run, selected = Run.load(finished[0]), []
     select = Run._select
@@ -87,6 +88,7 @@ def test_an_ensemble_is_selected_once(finished, monkeypatch):
     assert len(selected) == 2
 
 
+@pytest.mark.slow
 def test_slices_are_searched_and_the_ensemble_predicts(finished, tmp_path):
     directory, seen = finished
     assert list(seen) == ["training the supernet", "training"]
@@ -122,6 +124,7 @@ def test_slices_are_searched_and_the_ensemble_predicts(finished, tmp_path):
     assert list(seen) == ["training"], "the supernet was not trained again"
 
 
+@pytest.mark.slow
 def test_a_log_pool_is_selected_saved_and_predicts_in_log_space(copied):
     run = Run.load(copied)
     ensemble = run.ensemble(2, "logpool")
@@ -142,6 +145,7 @@ def test_a_log_pool_is_selected_saved_and_predicts_in_log_space(copied):
     np.testing.assert_allclose(study.clean[0, 2], expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_all_slices_share_is_needed_to_predict(copied):
     ensemble = Run.load(copied).saved_ensemble()
     test, shared = load_data(CONFIG).test, copied / "shared.bqt"
@@ -176,6 +180,7 @@ def test_a_run_of_something_else_is_refused(finished, changes, says):
     assert {path for path in after if after[path] != before.get(path)} <= {finished[0] / "lock"}
 
 
+@pytest.mark.slow
 def test_a_run_of_another_family_is_refused(finished):
     other = updated(
         preset_config("tiny"),
@@ -197,6 +202,7 @@ def without_training(directory, config):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -220,6 +226,7 @@ def test_what_only_selects_or_speeds_up_is_the_same_run(copied, changes):
     assert read_config(copied) == dataclasses.replace(config, search=longest)
 
 
+@pytest.mark.slow
 def test_another_chunk_is_the_same_run(tmp_path):
     """Of networks that are trained each on its own."""
     small = {"steps": 2, "batch": 20, "chunk": 2, "network": {"channels": 1}}
@@ -255,6 +262,7 @@ def entries(directory):
     return {path.name: path.read_bytes() for path in (directory / "store").rglob("*.bqe")}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_continued_with_a_larger_budget(finished, grown, tmp_path):
     """It trains exactly what is missing, and ends where a run of that budget does at once."""
     (short, _), (long, seen) = finished, grown
@@ -286,6 +294,7 @@ def same_run(one, other):
     np.testing.assert_array_equal(a.weights, b.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 6, 9])
 def test_a_run_interrupted_in_growing_goes_on_to_the_same_ensemble(copied, grown, at):
     before = Run.load(copied).saved_ensemble().texts
@@ -316,6 +325,7 @@ def test_a_damaged_record_is_searched_anew_without_training(copied):
     jax.tree.map(np.testing.assert_array_equal, run.record, Run.load(copied).record)
 
 
+@pytest.mark.slow
 def test_algorithms_are_compared_on_slices(tmp_path, capsys):
     """From the command line, with a config file."""
     names = ("image_size", "split", "search", "train")

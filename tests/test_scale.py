@@ -132,6 +132,7 @@ def test_failures_and_padding_do_not_count():
     np.testing.assert_allclose(found, choose_temperature(values, effective=0.5), rtol=1e-6)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     "values", [[], [-5.0], [-2.0] * 9, [np.nan] * 3, [-np.inf, -4.0], [-1.0, -1.0, -5.0]]
 )
@@ -174,6 +175,7 @@ def test_bad_input_is_refused(bad, message):
 # ── one temperature for a whole search ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", [scan, loop])
 def test_a_search_says_its_temperature_and_what_the_posterior_is_worth(driver, searched, tolerance):
     history, trace = searched(driver)
@@ -190,6 +192,7 @@ def test_without_predictions_the_published_temperature_stays(searched):
     np.testing.assert_array_equal(searched(predictions=False).trace.temperature, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_number_of_observations_and_a_number_decide(searched):
     np.testing.assert_allclose(searched(observations=5.0).trace.temperature, 4, rtol=1e-6)
@@ -211,6 +214,7 @@ def test_auto_falls_back_on_the_number_of_points(searched):
     np.testing.assert_allclose(found, POINTS / OBSERVATIONS, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 3.0}, {"temperature": "auto", "effective": 0.5}]
@@ -221,6 +225,7 @@ def test_both_drivers_resolve_the_same_temperature(options, searched):
     np.testing.assert_array_equal(here.history.archs, there.history.archs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_temperature_decides_what_is_searched(searched):
     warm, cold = searched(temperature=1e3).history.archs, searched().history.archs
@@ -228,6 +233,7 @@ def test_the_temperature_decides_what_is_searched(searched):
     assert (warm != cold).any()
 
 
+@pytest.mark.slow("float64")
 def test_the_surrogate_sees_the_temperature_of_the_trace(searched, tolerance):
     history, trace = searched()
     model = wsabi.fit(
@@ -242,6 +248,7 @@ def test_the_surrogate_sees_the_temperature_of_the_trace(searched, tolerance):
         np.testing.assert_allclose(found[-1], wanted, rtol=tolerance(5e-2, 1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("temperature", [None, 2.0, "auto"])
 def test_recombination_uses_the_temperature_of_the_search(temperature):
@@ -352,6 +359,7 @@ def test_a_file_may_say_any_of_them(value):
         updated(SearchConfig(), {"temperature": True})
 
 
+@pytest.mark.slow("float64")
 def test_the_posterior_is_the_one_that_is_recombined(searched, tolerance):
     """`effective_size` of `log_posterior` is that of the trace."""
     history, trace = searched()

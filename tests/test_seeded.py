@@ -45,6 +45,7 @@ CONFIG = SearchConfig(initial=4, budget=22, batch=3, population=6, temperature=1
 SMALL = {"pool": 24, "mutated": 8, "samples": 16, "climbs": 2, "parents": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("space", [*LISTED, ENDLESS], ids=lambda space: space.name)
 def test_it_is_a_space(space, key):
@@ -102,6 +103,7 @@ def test_what_is_no_candidate_is_refused():
         ENDLESS.index(jnp.zeros(3, jnp.int32))
 
 
+@pytest.mark.slow("float64")
 def test_replicates_average(tolerance):
     """To a Gaussian process S replicates are their mean, with the S-th part of the noise."""
     rng = np.random.default_rng(0)
@@ -122,6 +124,7 @@ def test_replicates_average(tolerance):
     assert least[[0, 3, 8, 21, 35]].min() > 2, "a replicate teaches"
 
 
+@pytest.mark.slow
 def test_the_evidence_sums_over_architectures_and_seeds(tolerance):
     archs = np.array(SPACE.sample(jax.random.key(0), 12))
     scores = -np.sum((archs[:, :2] - 2.0) ** 2, axis=1) / 4 + archs[:, 2] / 5
@@ -162,6 +165,7 @@ def searched(name, precision, budget=CONFIG.budget, **fit):
     return strategy, config, run(jax.random.key(3), evaluator(table(), SPACE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", candidates.strategies())
 def test_both_drivers_choose_the_same_candidates(name, precision):
@@ -172,6 +176,7 @@ def test_both_drivers_choose_the_same_candidates(name, precision):
     assert len(set(index)) == CONFIG.budget, "no (architecture, seed) twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", candidates.strategies())
 def test_a_space_that_cannot_be_listed_is_searched(name):
@@ -193,6 +198,7 @@ def test_a_space_that_cannot_be_listed_is_searched(name):
         assert sorted(np.asarray(found.history.archs)[best, -1].tolist()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(precision):
     """Never only for them: each makes the next one less uncertain."""
@@ -209,6 +215,7 @@ def test_uncertainty_sampling_asks_for_replicates_where_noise_is_what_is_left(pr
     assert exact < noisy < 27, "of 40, which are 14 architectures at least"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_with_one_seed_a_search_is_what_it_was():
     ours = Table(*(jnp.asarray(np.asarray(leaf)[::SEEDS]) for leaf in table()[:3]))
@@ -224,6 +231,7 @@ def test_with_one_seed_a_search_is_what_it_was():
         assert not found[:, -1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("method", methods())
 def test_several_seeds_of_one_architecture_may_be_members(method):
@@ -258,6 +266,7 @@ def ensembles(name, size, precision):
     return jax.tree.map(np.asarray, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precision):
@@ -273,6 +282,7 @@ def test_a_deep_ensemble_is_the_best_architecture_with_other_seeds(size, precisi
         np.testing.assert_array_equal(history[first][likelihoods.argmax(), :-1], archs[0, :-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_bq_w_is_stacking_of_all_replicates(precision):
     found = ensembles("BQ-W", 3, precision)

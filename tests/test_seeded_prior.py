@@ -9,6 +9,7 @@ from bqnes_jax.drivers import scan
 from bqnes_jax.spaces import NATS, Seeded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("strategy", ["us", "replicate", "random"])
 def test_a_prior_is_over_architectures_whatever_their_seeds(strategy, key):

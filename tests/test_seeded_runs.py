@@ -59,6 +59,7 @@ def run(data, out, **changes):
     return bqnes_jax.search(family=FAMILY, data=data, out=out, **setting)
 
 
+@pytest.mark.slow
 def test_a_run_trains_each_candidate_with_its_own_seed(data, tmp_path):
     found = run(data, tmp_path / "run", seed=5, fit=FitConfig())
     archs = found.record.archs
@@ -86,6 +87,7 @@ def test_a_run_trains_each_candidate_with_its_own_seed(data, tmp_path):
     assert "BQ-W" in page and "(seed " in page
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_grows(data, tmp_path, monkeypatch):
     whole = run(data, tmp_path / "whole")
     stop, put = 6, Store.put
@@ -110,6 +112,7 @@ def test_a_stopped_run_goes_on_and_grows(data, tmp_path, monkeypatch):
         run(data, tmp_path / "stopped", seeds=2)
 
 
+@pytest.mark.slow
 def test_a_deep_ensemble_is_trained(data, tmp_path):
     found = run(data, tmp_path, algorithm="Deep ensemble")
     ensemble = found.saved_ensemble()
@@ -123,6 +126,7 @@ def test_a_deep_ensemble_is_trained(data, tmp_path):
         run(data, tmp_path / "one", seeds=1)
 
 
+@pytest.mark.slow
 def test_with_one_seed_nothing_changes(data, tmp_path):
     assert with_seeds(FAMILY, 1) is FAMILY and isinstance(with_seeds(FAMILY, 2), SeededFamily)
     found = run(data, tmp_path, seeds=1, algorithm="BQ-S", budget=7)
@@ -148,6 +152,7 @@ def seeded_table(cells=12, seeds=SEEDS):
     return stored, data
 
 
+@pytest.mark.slow
 def test_a_table_with_seeds_is_packed_read_and_compared(tmp_path):
     stored, data = seeded_table()
     numbers = np.arange(12)[::-1] * 1000 + 600
@@ -188,6 +193,7 @@ def test_a_table_with_seeds_is_packed_read_and_compared(tmp_path):
         compare_on_table(tables.load("digits"), ["BQ-W"], (2,), 1, config=config)
 
 
+@pytest.mark.slow
 def test_the_table_in_the_package_has_three_seeds():
     digits, once = tables.load("digits", seeds=3), tables.load("digits")
     space = digits.space

@@ -66,6 +66,7 @@ def test_the_names():
 # The protocol, for every method.
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_an_ensemble_comes_out(name, precision):
     log_probs, kernel = problem()
@@ -80,6 +81,7 @@ def test_an_ensemble_comes_out(name, precision):
     assert found.info.status == Status.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_mapped_is_row_by_row(name, tolerance):
     problems = [problem(seed) for seed in range(REPEATS)]
@@ -98,6 +100,7 @@ def test_mapped_is_row_by_row(name, tolerance):
         chosen(name, log_probs[2], kernels[2], masks[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_padding_and_failures_change_nothing(name, tolerance):
@@ -112,6 +115,7 @@ def test_padding_and_failures_change_nothing(name, tolerance):
     assert_same(failed, masked, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_usable_candidates(name):
     log_probs, kernel = problem()
@@ -126,6 +130,7 @@ def test_more_members_than_usable_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_more_members_than_candidates(name):
@@ -135,6 +140,7 @@ def test_more_members_than_candidates(name):
     np.testing.assert_allclose(found.weights.sum(), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_one_member(name):
@@ -147,6 +153,7 @@ def test_one_member(name):
         assert found.members[0] == np.argmax(log_probs.mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", filter(takes_limit, BUILT_IN))
 def test_a_limit_is_as_good_as_a_size(name, tolerance):
@@ -213,6 +220,7 @@ def test_ranges_of_hundreds_of_nats(name):
 # Each method against its definition.
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("name", ["top", "beam", "recombine", "corrective"])
 def test_one_impossible_point_outweighs_every_good_one(name):
     """Nearly perfect but for one zero among 50,000: an infinite loss, however small its mean."""
@@ -224,6 +232,7 @@ def test_one_impossible_point_outweighs_every_good_one(name):
     np.testing.assert_allclose(found.info.loss, 2.5, rtol=1e-5)
 
 
+@pytest.mark.slow("float64")
 def test_corrective_avoids_an_infinite_loss():
     log_probs = np.full((2, 50_000), -2.0)
     log_probs[0, 0] = -np.inf
@@ -258,6 +267,7 @@ def test_beam_is_greedy(seed):
     assert found.weights.tolist() == [1 / SIZE] * SIZE
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("size", [1, SIZE, COUNT])
 @pytest.mark.parametrize("seed", range(4))
 def test_caruana_is_a_loop_with_replacement(seed, size):
@@ -337,6 +347,7 @@ def test_recombine_without_prior_mass():
     assert only.members.tolist() == [5] * SIZE and only.weights.tolist() == [1, 0, 0, 0]
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("overconfidence", [0.3, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_corrective_is_never_worse(seed, overconfidence, tolerance):
@@ -359,6 +370,7 @@ def test_corrective_is_never_worse_on_random_numbers(tolerance):
     assert np.mean(losses["corrective"] < losses["stack"] * (1 - 1e-5)) > 0.5
 
 
+@pytest.mark.slow("float64")
 def test_corrective_finds_the_best_subset(tolerance):
     """On most problems; the search is greedy with swaps, and so may miss it."""
     stack_each = jax.jit(jax.vmap(stacking_weights))

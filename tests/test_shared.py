@@ -50,6 +50,7 @@ def evaluated():
     return evaluate(trained()[0].params, jnp.asarray(ARCHS), jax.device_put(make_data()))
 
 
+@pytest.mark.slow
 def test_random_cells_learn():
     state, losses = trained()
     assert int(state.step) == 60 and bool(state.healthy) and losses[-1] < losses[0]
@@ -59,6 +60,7 @@ def test_random_cells_learn():
     assert abs(cells.valid_loss[2] - np.log(3)) < 0.2, "a cell without edges cannot"
 
 
+@pytest.mark.slow
 def test_the_statistics_of_a_cell_are_those_of_its_batches():
     """Written out: the moments of each batch by a network that is told to remember nothing else."""
     params, data = trained()[0].params, make_data()
@@ -77,6 +79,7 @@ def test_the_statistics_of_a_cell_are_those_of_its_batches():
     np.testing.assert_allclose(evaluated().batch_stats[0, -4:], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_cells_predict_again_what_they_predicted():
     params, data, cells = trained()[0].params, make_data(), evaluated()
     moments = channel_moments(jnp.asarray(data.train.inputs))
@@ -91,6 +94,7 @@ def test_cells_predict_again_what_they_predicted():
     np.testing.assert_allclose(said, cells.test_log_probs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on(tmp_path):
     def stop(step, loss):
         raise KeyboardInterrupt

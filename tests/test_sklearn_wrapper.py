@@ -25,6 +25,7 @@ def sounder():
     return [LogisticRegression(max_iter=1000), KNeighborsClassifier(10)]
 
 
+@pytest.mark.slow
 @parametrize_with_checks([EnsembleClassifier(two(), size=2, method="caruana", calibrate="off")])
 @pytest.mark.filterwarnings("default")  # of what the checks do to the members
 def test_scikit_learns_own_checks(estimator, check):
@@ -39,6 +40,7 @@ def digits():
     return [(images[part] / 16, names[labels[part]]) for part in parts]
 
 
+@pytest.mark.slow
 def test_fitted_models_are_combined_and_not_trained(digits):
     (x, y), (x_valid, y_valid), (x_test, y_test) = digits
     models = [model.fit(x, y) for model in sounder()]

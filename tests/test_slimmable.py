@@ -222,6 +222,7 @@ def test_coordinates_are_fractions_of_the_largest(precision, tolerance):
     assert RBF(SLIMMABLE).gram(jnp.stack([SLIMMABLE.largest] * 2)).shape == (2, 2)
 
 
+@pytest.mark.slow
 @single
 @pytest.mark.parametrize("name", ["us", "evolution", "random", "ei", "posterior"])
 def test_strategies_search_it(name, key):
@@ -240,6 +241,7 @@ def test_strategies_search_it(name, key):
     assert jnp.isfinite(history.log_likelihoods).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_local_search_climbs_to_better_ones(key):
     """Far above what a small pool of draws has to offer, in a space that cannot be listed."""

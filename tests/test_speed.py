@@ -54,6 +54,7 @@ def toy_job(ways):
     return ways.Job("toy", "a toy", case, {"small": (8,)}, {"small": (1, 2, 4, 8)})
 
 
+@pytest.mark.slow
 def test_a_report_has_a_line_for_each_way(module, machine, tmp_path, monkeypatch):
     speed, ways = module("speed"), module("ways")
     monkeypatch.setattr(speed, "JOBS", {"toy": toy_job(ways)})
@@ -101,6 +102,7 @@ def test_seconds_are_written_in_their_unit(module):
     assert list(written) == ["12.3 s", "12.3 ms", "12.3 µs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wl", "gp", "recombination", "stacking", "search"])
 def test_ours_and_the_peers_do_the_same_job(module, name):
     job = module("jobs").JOBS[name]

@@ -74,6 +74,7 @@ def by_scipy(log_probs, method):
     return loss_of(found.x / found.x.sum(), log_probs)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("overconfidence", [1.0, 3.0])
 def test_certified_at_full_size(overconfidence, tolerance):
     log_probs = realistic(0, overconfidence=overconfidence)
@@ -90,6 +91,7 @@ def test_certified_at_full_size(overconfidence, tolerance):
     assert np.all(np.asarray(found.weights)[not_needed] == 0)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("method", ["SLSQP", "trust-constr"])
 @pytest.mark.parametrize("seed", range(3))
 def test_same_optimum_as_scipy(seed, method, tolerance):
@@ -100,6 +102,7 @@ def test_same_optimum_as_scipy(seed, method, tolerance):
     assert ours < theirs + tolerance(1e-5, 1e-9)
 
 
+@pytest.mark.slow("float64")
 def test_more_members_than_a_working_set_holds(tolerance):
     log_probs = specialists([5] * 40, 4.0) - np.abs(realistic(0, 40, 200)) / 100
     found = stacking_weights(log_probs)
@@ -178,6 +181,7 @@ def test_points_that_nobody_explains_are_left_out(tolerance):
     np.testing.assert_allclose(np.sum(nothing.weights), 1, rtol=1e-6)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("failure", [np.nan, np.inf])
 def test_failed_and_masked_candidates(failure, tolerance):
     log_probs = realistic(0, 20, 200)
@@ -194,6 +198,7 @@ def test_failed_and_masked_candidates(failure, tolerance):
         np.testing.assert_allclose(found.loss, alone.loss, rtol=tolerance(1e-6, 1e-12))
 
 
+@pytest.mark.slow("float64")
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_matrix_is_certified(data, tolerance):
@@ -209,6 +214,7 @@ def test_any_matrix_is_certified(data, tolerance):
         assert gap_of(found.weights, log_probs[:, known]) < tolerance(1e-4, 1e-8)
 
 
+@pytest.mark.slow("float64")
 def test_vmap_is_row_by_row(tolerance):
     problems = np.stack([realistic(seed, 20, 200, 1.0 + seed) for seed in range(4)])
     problems = changed(problems, 2, np.nan)

@@ -57,6 +57,7 @@ def by_scipy(loss, predictions):
     return found.fun
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("solver", [ADAM, GRADIENT])
 def test_solvers_find_what_newton_finds(solver):
     log_probs = true_ones(*draw())
@@ -68,6 +69,7 @@ def test_solvers_find_what_newton_finds(solver):
     assert np.all(found.weights >= 0)
 
 
+@pytest.mark.slow("float64")
 def test_a_loss_of_ones_own(tolerance):
     probabilities, labels = draw(1)
     loss = brier(labels)
@@ -129,6 +131,7 @@ def test_derivatives_are_differences(seed):
     np.testing.assert_allclose(exact, numeric, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow("float64")
 def test_derivatives_under_jit_and_vmap(tolerance):
     log_probs = np.stack([true_ones(*draw(seed)) for seed in range(3)])
     slope = jax.grad(lambda each: stacking_weights(each).loss)
@@ -138,6 +141,7 @@ def test_derivatives_under_jit_and_vmap(tolerance):
         np.testing.assert_allclose(ours.sum(), -1, rtol=1e-4)  # all shifted by 1: the loss by −1
 
 
+@pytest.mark.slow("float64")
 def test_derivatives_by_what_has_no_influence_are_zero():
     log_probs = np.concatenate([true_ones(*draw()), np.full((1, POINTS), np.nan)])
     log_probs[0, 0] = -np.inf

@@ -144,6 +144,7 @@ def test_what_cannot_be_read_again_is_not_written(tmp_path, tree, says):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_deepest_and_the_widest_tree(tmp_path):
     deep = nested(31, np.arange(3))
     same(through_a_file(tmp_path / "tree.bqt", deep), deep)

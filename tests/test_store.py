@@ -109,6 +109,7 @@ def same_variables(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 def test_variables_are_kept_apart_from_predictions(tmp_path):
     """Each entry has its own, of whatever shape, to the last bit; or none."""
     made = Store.open(tmp_path / "a", MANIFEST)

@@ -77,6 +77,7 @@ def archs_of(*texts):
     return jnp.stack([SPACE.from_string(text) for text in texts])
 
 
+@pytest.mark.slow
 def test_the_loss_decreases_and_steps_are_counted():
     state, losses = trained()
     assert int(state.step) == 30 and bool(state.healthy)
@@ -84,6 +85,7 @@ def test_the_loss_decreases_and_steps_are_counted():
     assert np.median(losses[20:30]) < 0.6 * np.median(losses[:5])
 
 
+@pytest.mark.slow
 def test_pieces_are_one_go():
     """Bit for bit, though the first two pieces are single steps within an epoch of three."""
     init, train, _ = programs()
@@ -97,6 +99,7 @@ def test_pieces_are_one_go():
     np.testing.assert_array_equal(jnp.concatenate(losses)[:40], all_losses)
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, key):
     seen = []
     data = make_data()
@@ -244,6 +247,7 @@ def test_a_full_disk_while_a_checkpoint_is_saved_loses_nothing(tmp_path, capfd, 
     equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
 
 
+@pytest.mark.slow
 def test_what_tensorstore_says_of_a_full_disk_becomes_a_remedy(tmp_path, monkeypatch):
     state = trained()[0]
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
@@ -277,6 +281,7 @@ def test_a_supernet_that_two_runs_share_is_trained_once(tmp_path, recwarn):
     assert any("at work in another process; waiting" in str(one.message) for one in recwarn)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_slice_are_those_of_its_batches():
     """The stem's by hand over all chosen images, the others' batch by batch; no image twice."""
     params, data = trained()[0].params, make_data()
@@ -300,6 +305,7 @@ def test_statistics_of_a_slice_are_those_of_its_batches():
     np.testing.assert_allclose(slices.batch_stats[0], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_slices_together_are_slices_one_by_one():
     params, data = trained()[0].params, jax.device_put(make_data())
     archs = archs_of("33-33", "10-10", "21-30")
@@ -345,6 +351,7 @@ def test_a_slice_of_broken_weights_is_marked_and_disturbs_no_other():
         np.testing.assert_array_equal(ours[1:], theirs[1:])
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_training(tmp_path, key):
     """A label that does not exist has a loss of NaN, in the step it is first in."""
     init, train, _ = programs()

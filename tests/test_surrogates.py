@@ -74,6 +74,7 @@ def test_every_surrogate_has_the_whole_protocol():
     assert not isinstance(Prediction(jnp.zeros(1), jnp.ones(1)), Surrogate)
 
 
+@pytest.mark.slow("float64")
 def test_a_weighted_sum_has_the_moments_of_the_summands(tolerance):
     for surrogate in surrogates():
         full = surrogate.predict(POOL, full_covariance=True)
@@ -83,6 +84,7 @@ def test_a_weighted_sum_has_the_moments_of_the_summands(tolerance):
         np.testing.assert_allclose(variance, expected, rtol=tolerance(1e-2, 1e-8))
 
 
+@pytest.mark.slow("float64")
 def test_what_was_fantasised_is_known(tolerance):
     for surrogate in surrogates():
         before = surrogate.predict(POOL)
@@ -90,6 +92,7 @@ def test_what_was_fantasised_is_known(tolerance):
         assert (after.variance <= before.variance + tolerance(1e-4, 1e-9)).all()
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("q", [1, 3])
 def test_a_surrogate_of_ones_own_is_asked_like_any_other(q, tolerance):
     ours, plain = Doubled(posterior()), posterior()
@@ -100,6 +103,7 @@ def test_a_surrogate_of_ones_own_is_asked_like_any_other(q, tolerance):
     np.testing.assert_allclose(here.posterior_sd, there.posterior_sd, rtol=close)
 
 
+@pytest.mark.slow("float64")
 def test_a_plain_gaussian_process_integrates_its_targets(tolerance):
     """In their own units, as the likelihood model without a warp does in units of the largest."""
     plain = model("none")

@@ -25,6 +25,7 @@ from bqnes_jax.tables import choose_different, nb201_proxy, numbers_of, pack, pa
 CHANCE = {"cifar10": 0.1, "cifar100": 0.01, "imagenet16-120": 1 / 120}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("dataset", CHANCE)
 def test_networks_without_a_path_predict_at_chance(dataset):
@@ -47,6 +48,7 @@ def test_the_best_cell_of_cifar100():
     assert 0.73 < table.accuracies.max() < 0.74
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     ("dataset", "log_evidence"), [("cifar100", -45.403), ("imagenet16-120", -52.915)]
 )
@@ -222,6 +224,7 @@ def test_what_a_sure_network_says_of_others_is_kept():
     np.testing.assert_allclose(back, said, rtol=0.15, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_architectures_are_chosen_to_be_different():
     numbers = choose_different(200, 20)
@@ -276,6 +279,7 @@ class TestDigits:
         assert np.corrcoef(test[test > 0.5], valid[test > 0.5])[0, 1] > 0.5
         assert (test[valid < 0.2] < 0.2).all()
 
+    @pytest.mark.slow
     def test_an_ensemble_beats_the_best_single_network(self):
         space, table, labels = tables.load("digits")
         run = algorithms.make("BQ-S", space, 5, config=SearchConfig(budget=60, batch=10))

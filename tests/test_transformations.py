@@ -276,6 +276,7 @@ def stack(*trees):
     return jax.tree.map(stack_leaves, *trees)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_transformations(name, compilations, tolerance, precision):
     function, arguments = PUBLIC[name]

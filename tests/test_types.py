@@ -86,6 +86,7 @@ THROWING = {
 }
 
 
+@pytest.mark.slow
 @once
 @pytest.mark.parametrize("name", THROWING)
 def test_functions_throw_what_went_wrong(name):

@@ -113,6 +113,7 @@ def combined(tmp_path):
     return ["combine", tmp_path / "models.npz", *given]
 
 
+@pytest.mark.slow
 def test_commands_whose_results_cannot_be_written(finished, combined, lock_up, tmp_path, no_files):
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(finished, run)
@@ -155,6 +156,7 @@ def test_tables_that_cannot_be_written(lock_up, tmp_path):
     assert content(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_written_leaves_what_was_trained(lock_up, tmp_path):
     typed, made = TRAINING["tabulate"]
     (tmp_path / "task.json").write_text(json.dumps(TASK))
@@ -198,6 +200,7 @@ def test_checkpoints_that_vanish_between_saves(tmp_path, capfd, caplog):
     assert "Traceback" not in capfd.readouterr().err + caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", range(1, BUDGET + 1))
 def test_a_run_that_vanishes_while_it_trains(moment, finished, tmp_path):
     """Whenever that is, a sentence says so, and the same call begins anew."""

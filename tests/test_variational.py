@@ -35,6 +35,7 @@ def elbo(log_q, gains):
     return jnp.sum(jnp.exp(log_joint) * (gains - log_joint - np.log(36)))
 
 
+@pytest.mark.slow("float64")
 def test_a_posterior_with_independent_entries_is_found_exactly(tolerance):
     rows, columns = np.random.default_rng(0).normal(size=(2, 6))
     log_likelihoods = 7 * (rows[ARCHS[:, 0]] + columns[ARCHS[:, 1]])
@@ -55,6 +56,7 @@ def test_the_bound_is_stationary_and_what_it_says_it_is(tolerance):
     assert q.elbo <= jax.nn.logsumexp(gains) - np.log(36)
 
 
+@pytest.mark.slow("float64")
 def test_what_is_not_listed_counts_as_elsewhere(tolerance):
     gains = jnp.where(jnp.arange(36) < 5, 4.0, 0.0)
     listed = fit_mean_field(GRID, ARCHS[:5], jnp.full(5, 3.0), -1.0, temperature=1.0)
@@ -66,6 +68,7 @@ def test_what_is_not_listed_counts_as_elsewhere(tolerance):
     np.testing.assert_allclose(with_failure.elbo, listed.elbo, rtol=tolerance(1e-4, 1e-9))
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("diversity", [0.0, -0.5, 2.0])
 def test_the_direction_is_its_equation(diversity, tolerance):
     rng = np.random.default_rng(0)
@@ -88,6 +91,7 @@ def test_the_direction_is_its_equation(diversity, tolerance):
     np.testing.assert_allclose(ours, expected / 4, rtol=tolerance(1e-4, 1e-9), atol=1e-6)
 
 
+@pytest.mark.slow("float64")
 def test_one_particle_climbs():
     score = jnp.array([[1.0, -2.0]])
     np.testing.assert_allclose(stein_direction(jnp.zeros((1, 2)), score, -0.5), score)

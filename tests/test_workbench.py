@@ -56,6 +56,7 @@ def run(bench, interrupt_after=None, report=None, count=None):
     return search(jax.random.key(0), until_interrupted)
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_to_the_same_result(tmp_path, monkeypatch):
     steps, counted = [], []
     bench = open_bench(tmp_path / "a")

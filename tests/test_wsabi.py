@@ -53,6 +53,7 @@ def test_logarithms_count_from_a_depth_below_the_best(tolerance):
     assert (warped.offset, warped.log_scale) == (-20, -10)
 
 
+@pytest.mark.slow("float64")
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.5)])
 def test_moments_equal_their_definition(warp, kernel, tolerance):
@@ -93,6 +94,7 @@ def test_moment_matching_is_that_of_the_warped_gaussian():
     np.testing.assert_allclose(exact.variance, np.cov(draws.T), atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warp", ["linear", "moment", "none", "log"])
 def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
     archs, log_likelihoods = surface()
@@ -105,6 +107,7 @@ def test_a_common_factor_of_the_likelihood_is_only_a_scale(warp, tolerance):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance(0.05, 1e-8), atol=1e-4)
 
 
+@pytest.mark.slow("float64")
 def test_what_is_not_known_at_all_stays_finite():
     """A lognormal of a wide Gaussian has a mean beyond what float32 can square."""
     archs, log_likelihoods = surface(8)
@@ -138,6 +141,7 @@ def test_every_warp_has_targets_that_are_fitted_below():
             jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warps", SAME_TARGETS)
 @pytest.mark.parametrize("kernel", [WL(NATS), RBF(NATS, 1.0)])
 def test_duplicates_500_nats_apart_stay_finite(warps, kernel):
@@ -163,6 +167,7 @@ def test_gradient_is_finite_where_the_likelihood_vanishes():
     assert np.isfinite(jax.jit(jax.grad(total))(log_likelihoods)).all()
 
 
+@pytest.mark.slow
 def test_padding_and_failed_trainings(tolerance):
     archs, log_likelihoods = surface(40)
     mask = np.arange(40) < 30
@@ -188,6 +193,7 @@ def test_nothing_observed_is_the_prior():
     assert model.log_scale == 0
 
 
+@pytest.mark.slow("float64")
 def test_prediction_follows_the_likelihood():
     """On a grid with a smooth likelihood the surrogate finds it again between the points."""
     log_likelihoods = -128 * 3 * np.sum((POINTS / 5 - 0.4) ** 2, axis=1)
