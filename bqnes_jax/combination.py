@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files.text import in_a_line
 from bqnes_jax.pooling import Pool, apply_temperature, ensemble_log_probabilities
 from bqnes_jax.studies.combine import (
     Measured,
@@ -120,7 +121,9 @@ class Combination:
         return write_page(self.study, path, table=self.measured, costs=self.costs)
 
     def __repr__(self) -> str:
-        members = ", ".join(f"{n}: {w:.3g}" for n, w in zip(self.names, self.weights, strict=True))
+        members = ", ".join(
+            f"{in_a_line(n)}: {w:.3g}" for n, w in zip(self.names, self.weights, strict=True)
+        )
         return (
             f"Combination({self.study.chosen.method}, {members}; "
             f"temperature {self.temperature:.3g})"
@@ -133,7 +136,9 @@ class Combination:
         """Write members, weights, and the ensemble beside others, as columns of text."""
         study = self.study
         lines = [f"{study.chosen.method} with {len(self.members)} of {len(study.models.names)}:"]
-        lines += [f"  {w:.3f}  {n}" for n, w in zip(self.names, self.weights, strict=True)]
+        lines += [
+            f"  {w:.3f}  {in_a_line(n)}" for n, w in zip(self.names, self.weights, strict=True)
+        ]
         lines += [f"{points_of(study)}, with 95 % intervals:"]
         lines += [as_text(self.measured.rows).rstrip(), _calibrated(study)]
         return "\n".join(line for line in lines if line)

@@ -13,9 +13,21 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+_LONGEST = 2000  # characters of a message
+
 
 class BQNESError(Exception):
-    """Bad input: the message says what was given, what is allowed and what to do."""
+    """Bad input: the message says what was given, what is allowed and what to do.
+
+    What was given may be megabytes: of a message that is too long the middle is left out.
+    """
+
+    def __init__(self, message: str = ""):
+        if len(message) > _LONGEST:
+            left_out = len(message) - _LONGEST
+            ends = message[: _LONGEST // 2], message[-_LONGEST // 2 :]
+            message = f" … ({left_out:,} characters) … ".join(ends)
+        super().__init__(message)
 
 
 def check_choice(name: str, value: object, allowed: Collection[object]) -> None:

@@ -62,6 +62,20 @@ PICKLES = {
         + b"ccollections\nOrderedDict\nh\x00\x85R0" * 100
         + b"N."
     ),
+    "a dict that many calls copy": lambda: (
+        b"\x80\x04}("
+        + b"".join(text(f"{i:02x}") + b"N" for i in range(256))
+        + b"u\x940"
+        + b"ccollections\nOrderedDict\nh\x00\x85R0" * 520
+        + b"N."
+    ),
+    "a tuple that many calls copy": lambda: (
+        b"\x80\x04("
+        + text("ab") * 1_000
+        + b"t\x940"
+        + b"ccollections\nOrderedDict\nh\x00\x85R0" * 140
+        + b"N."
+    ),
     "a deep key": lambda: b"\x80\x04}" + deep(4_000) + b"K\x01s.",
     "a deep value": lambda: b"\x80\x04}K\x00" + deep(4_000) + b"s.",
     "deep lists": lambda: b"\x80\x04" + b"]" * 4_000 + b"a" * 3_999 + b".",
@@ -113,13 +127,15 @@ def tensor(shape, storage, strides=b")"):
     return called("torch._utils", "_rebuild_tensor_v2", storage, b"K\x00", shape, strides)
 
 
+_STORAGE = b"\x80\x02(X\x07\x00\x00\x00storageq\x00ctorch\nFloatStorage\nq\x01tQ."
+
+
 @functools.cache
-def storage():
+def storage(identity=_STORAGE, *, machine=b"\x80\x02}q\x00."):
     """Return opcodes that leave the numbers of a tensor, as PyTorch wrote them."""
     numbers = np.zeros(4, "<f4")
-    parts = [pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {})]
-    described = b"\x80\x02(X\x07\x00\x00\x00storageq\x00ctorch\nFloatStorage\nq\x01tQ."
-    content = b"".join([*parts, described, pickle.dumps([], 2)])
+    parts = [pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001)]
+    content = b"".join([*parts, machine, identity, pickle.dumps([], 2)])
     content += struct.pack("<q", 4) + numbers.tobytes()
     return called(
         "torch.storage", "_load_from_bytes", b"B" + struct.pack("<I", len(content)) + content
@@ -134,6 +150,12 @@ TENSORS = {
         b"(" + (b"\x8b" + struct.pack("<I", MIB) + b"\x7f" * MIB) * 8 + b"t", storage()
     ),
     "tensors within tensors": lambda: tensors_within(900),
+    "a tensor whose numbers are described at length": lambda: tensor(
+        b"K\x04\x85", storage(machine=b"\x80\x04" + b"K\x000" * 1_000 + b"N.")
+    ),
+    "a tensor whose numbers have an id of bytes": lambda: tensor(
+        b"K\x04\x85", storage(identity=b"\x80\x04C\x04aaaaQ.")
+    ),
     "a tensor with bytes for axes": lambda: tensor(b"C\x04aaaa", storage()),
 }
 

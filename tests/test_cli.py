@@ -62,6 +62,7 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     assert run.versions["bqnes-jax"] == "0.1.0"
 
 
+@pytest.mark.slow
 def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
     run = Run.load(folder / "run")
     ensemble = run.saved_ensemble()
@@ -96,6 +97,7 @@ def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finish
     assert any((folder / "cache" / "bqnes-jax").iterdir()), "programs are kept for users"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("images", "says"),
     [
@@ -127,6 +129,7 @@ def test_dark_images_are_asked_about(folder, finished):
         ensemble.predict(np.full((1, 4, 4), 16.0))
 
 
+@pytest.mark.slow
 def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, monkeypatch):
     """A second time only what is new is measured, unless the ensemble is another."""
     shutil.copytree(folder / "run", folder / "shifted")
@@ -164,6 +167,7 @@ def test_the_ensemble_is_tested_on_corrupted_images(folder, finished, capsys, mo
     assert "corruption is 'rain'; allowed are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_ensemble_is_selected_without_training(folder, finished, capsys):
     shutil.copytree(folder / "run", folder / "copy")
     before = {path: path.stat().st_mtime_ns for path in (folder / "copy" / "store").rglob("*")}
@@ -182,6 +186,7 @@ def test_another_ensemble_is_selected_without_training(folder, finished, capsys)
     }
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_and_the_same_command_goes_on_to_the_same_result(folder, finished):
     for attempt in range(3):  # a process may be done before this one looks
         name = f"stopped-{attempt}"
@@ -235,6 +240,8 @@ def test_errors_are_one_line_with_what_to_do(folder, finished, capsys):
     )
     assert not (folder / "new").exists()
     assert "method is 'best'; allowed are" in said(capsys, "reselect", run, "--method", "best")
+    huge = said(capsys, "reselect", run, "--size", str(10**9))
+    assert f"size is {10**9}; it must be a whole number, from 1 to" in huge
     assert "is not there" in said(capsys, "predict", run, "--input", "none.npy")
     assert "must end in .npy or .csv" in said(
         capsys, "predict", run, "--input", "x.npy", "--out", "x.txt"
@@ -326,6 +333,7 @@ def test_data_are_prepared_and_listed(tmp_path, capsys):
     assert "15,625" in out and "slimmable" in out and "--family package.module:family" in out
 
 
+@pytest.mark.slow
 def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     """With the program of the run, which is in the cache already."""
     (folder / "task.yaml").write_text(json.dumps(TASK))

@@ -62,12 +62,17 @@ def test_pickles_that_do_harm_are_refused(name, read, tmp_path, monkeypatch):
     assert not list((tmp_path / "here").iterdir()), "something was run"
 
 
+OF_TENSORS = (
+    "axes are not 8|larger than its|nested more than|200 opcodes|8,000 cont|an unknown type"
+)
+
+
 @pytest.mark.parametrize("name", hostile.TENSORS)
 def test_tensors_that_do_harm_are_refused(name, tmp_path):
     opcodes = b"\x80\x04}X\x03\x00\x00\x00200" + hostile.TENSORS[name]() + b"s."
     with soon(), pytest.raises(BQNESError):
         as_nats_bench(opcodes, tmp_path)
-    with soon(), pytest.raises(Exception, match=r"axes are not 8|larger than its|nested more than"):
+    with soon(), pytest.raises(Exception, match=OF_TENSORS):
         nats_bench.unpickle(io.BytesIO(opcodes))["200"].array()
 
 

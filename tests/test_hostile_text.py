@@ -93,6 +93,26 @@ def test_an_error_about_any_name_is_one_sentence(name, capsys):
     assert "is not there" in capsys.readouterr().err
 
 
+def test_an_error_is_never_long():
+    error = BQNESError(f"name is {'a' * 10**7}; it must be short.")
+    assert len(str(error)) < 2100 and "… (9,998,027 characters) …" in str(error)
+    assert str(error).startswith("name is aaa") and str(error).endswith("; it must be short.")
+
+
+def test_no_name_makes_a_line_of_its_own(tmp_path, capsys):
+    forged = "x\nwarning: all is lost"
+    said = np.full((2, 6, 2), 0.5)
+    said[0, :, 0], said[0, :, 1] = 0.6, 0.4
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    np.savez(tmp_path / "none.npz", **{forged: np.zeros(1)})
+    assert main(["combine", str(tmp_path / "none.npz")]) == 1
+    np.savez(tmp_path / "two.npz", valid=said, valid_labels=labels, names=[forged, "b"])
+    assert main(["combine", str(tmp_path / "two.npz"), "--size", "1"]) == 0
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert any("all is lost" in line for line in lines)
+    assert not any(line.startswith("warning: all is lost") for line in lines)
+
+
 FORMULAS = [
     "=cmd|' /C calc'!A0",
     "+1",

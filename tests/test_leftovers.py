@@ -70,6 +70,48 @@ def test_a_store_is_not_listed_for_each_entry(tmp_path, monkeypatch):
     store.put(Entry("a", 0, "ok", said[:4], said[4:]))
 
 
+def spoil_types(folder):
+    (folder / "_CHECKPOINT_METADATA").write_text('{"item_handlers": 3}')
+
+
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def leave_the_end(folder):
+    empty(folder)
+    (folder / "commit_success.txt").touch()
+
+
+@pytest.mark.parametrize(
+    "spoil", [empty, leave_the_end, spoil_types, lambda folder: shutil.rmtree(folder / "default")]
+)
+def test_a_spoilt_checkpoint_does_not_take_the_one_before_along(spoil, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state_at(1))
+        checkpoints.save(state_at(2))
+    spoil(tmp_path / "2")
+    with pytest.warns(UserWarning, match=r"2 is damaged .* goes on from step 1"):
+        checkpoints = Checkpoints(tmp_path)
+    with checkpoints:
+        assert int(checkpoints.latest(state_at(0)).step) == 1
+        checkpoints.save(state_at(3))
+    with Checkpoints(tmp_path) as checkpoints:
+        assert int(checkpoints.latest(state_at(0)).step) == 3
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state_at(2))
+    shutil.copytree(tmp_path / "2", tmp_path / "5")
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.warns(UserWarning, match=r"5 is damaged \(it is of step 2\)"):
+            assert int(checkpoints.latest(state_at(0)).step) == 2
+        checkpoints.save(state_at(3))  # which Orbax would leave out below step 5
+    assert (tmp_path / "3").is_dir()
+
+
 @pytest.fixture
 def own(tmp_path):
     np.savez(tmp_path / "own.npz", x=images(12, 4).inputs, y=images(12, 4).labels)
@@ -149,7 +191,7 @@ def test_of_damaged_checkpoints_the_last_one_stays(tmp_path):
         with Checkpoints(folder) as checkpoints:
             checkpoints.save(state_at(step))
         shutil.rmtree(folder / str(step) / "default")
-        with Checkpoints(folder) as checkpoints, pytest.warns(UserWarning, match="is damaged"):
+        with pytest.warns(UserWarning, match="is damaged"), Checkpoints(folder) as checkpoints:
             assert int(checkpoints.latest(state_at(0)).step) == 0
         assert len(list(folder.glob("damaged-*"))) == 1
         assert list(folder.glob(f"damaged-{step}-*"))

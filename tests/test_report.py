@@ -81,6 +81,7 @@ def test_the_page_needs_nothing_else(written):
     assert len(ids) == len(set(ids)) and {f"#{name}" for name in ids} == named
 
 
+@pytest.mark.slow
 def test_it_is_about_the_ensemble_that_was_saved(tmp_path, no_files):
     run = make_run(tmp_path)
     run.ensemble(2, "top").save()
@@ -105,6 +106,7 @@ INFINITE = {
 NO_EVIDENCE = {"log_evidence": np.full(3, -np.inf), "evidence_sd": np.full(3, np.inf)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "without", "says"),
     [
@@ -126,6 +128,7 @@ def test_runs_that_are_out_of_the_ordinary(tmp_path, no_files, options, without,
     assert {"surrogate", "disagreement", "evidence"} - names == ({without} if without else set())
 
 
+@pytest.mark.slow
 def test_all_the_weight_on_one_member(tmp_path, no_files):
     run = make_run(tmp_path)
     Ensemble(run, "restack", 3, np.array([4]), np.array([1.0])).save()
@@ -143,6 +146,7 @@ def test_the_scale_of_the_likelihood_is_said_in_a_sentence(written):
     assert said in " ".join(page.text.split())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_reported_is_one_sentence(tmp_path):
     with pytest.raises(BQNESError, match="no network whose training succeeded"):
         write_report(make_run(tmp_path / "a", failed=range(COUNT)))
@@ -175,6 +179,7 @@ def test_it_fits_on_telephones_and_screens(tmp_path, no_files):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_what_went_differently_is_shown(tmp_path, no_files):
     status = Status.AT_BOUND | Status.JITTERED
     run = make_run(tmp_path, status=int(status))
@@ -185,6 +190,19 @@ def test_what_went_differently_is_shown(tmp_path, no_files):
     assert run.status == status and run.saved_ensemble().status == run.ensemble().status
 
 
+@pytest.mark.slow
+def test_a_link_in_the_place_of_plots_is_not_followed(tmp_path, no_files):
+    run = make_run(tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "architecture-77.png").write_bytes(b"mine")
+    (run.directory / "plots").symlink_to(elsewhere)
+    with pytest.raises(BQNESError, match="it is a link, which is not followed"):
+        write_report(run)
+    assert [path.name for path in elsewhere.iterdir()] == ["architecture-77.png"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["[bold]x[/bold]", "[/red]", "\x1b[2J\x1b]0;t\x07", "half \udcff", "<script>a</script>"]
 )

@@ -47,8 +47,8 @@ def warn(sentences: Sequence[str]) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line beside the output."""
-    console(stderr=True).print(plain(text), markup=False)
+    """Print a sentence beside the output; no line of it begins like another one."""
+    console(stderr=True).print(plain(text).replace("\n", "\n  "), markup=False)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,14 @@
 """Files on disk: written whole or not at all, and read without trust."""
 
-from bqnes_jax.files.atomic import as_json, locked, sweep, write_json, write_whole, writing
+from bqnes_jax.files.atomic import (
+    as_json,
+    locked,
+    make_folder,
+    sweep,
+    write_json,
+    write_whole,
+    writing,
+)
 from bqnes_jax.files.digests import check_bound, write_bound
 from bqnes_jax.files.untrusted import (
     Bounded,
@@ -22,6 +30,7 @@ __all__ = [
     "damaged_means_refused",
     "load_json",
     "locked",
+    "make_folder",
     "open_file",
     "read_json",
     "read_small",

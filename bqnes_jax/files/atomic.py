@@ -51,6 +51,13 @@ def write_whole(path: Path, content: bytes, *, overwrite: bool = True, swept: bo
             os.close(folder)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder in that of a run, if there is none; OSError if it is a link to another."""
+    if path.is_symlink():
+        raise OSError(errno.ENOTDIR, "it is a link, which is not followed", str(path))
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def _keep_mode(path: Path, handle: int) -> None:
     """Give a new file the mode of the one that it will replace."""
     with contextlib.suppress(FileNotFoundError):

@@ -18,6 +18,16 @@ def plain(text: str) -> str:
     return "".join(map(_shown, text)) if not text.isprintable() else text
 
 
+def in_a_line(text: str) -> str:
+    """Return plain text in which spaces stand for the ends of lines.
+
+    Example:
+        >>> in_a_line("a model\\nwarning: none")
+        'a model warning: none'
+    """
+    return " ".join(plain(text).split())
+
+
 def _shown(character: str) -> str:
     harmless = character in _KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
     return character if harmless else character.encode("unicode_escape").decode()

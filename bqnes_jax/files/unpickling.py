@@ -34,6 +34,7 @@ _THAT_MAKE_CONTAINERS = (
     *("MARK", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
     *("EMPTY_LIST", "LIST", "EMPTY_DICT", "EMPTY_SET"),
 )
+_CONTAINER = list | tuple | dict | set | frozenset
 _Handler = Callable[[Any], None]
 _OF_PICKLE: dict[int, _Handler] = pickle._Unpickler.dispatch
 
@@ -79,12 +80,13 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
 
     admitted: ClassVar[dict[tuple[str, str], object]] = {}
     reads = "file"  # in the error
+    opcodes: ClassVar[int | None] = None  # how many there may be, if fewer than usual
     stack: list[Any]  # of pickle, which does not declare it
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, file: io.BufferedIOBase, *, encoding: str = "ASCII"):
         super().__init__(file, encoding=encoding)  # type: ignore[call-arg]
-        self.dispatch = _Counted(self.dispatch)  # pyright: ignore[reportAttributeAccessIssue]
+        self.dispatch = _Counted(self.dispatch, self.opcodes or _OPCODES)  # pyright: ignore[reportAttributeAccessIssue]
         self._containers = 0
 
     @classmethod
@@ -123,8 +125,8 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
         function = self.stack[-1]
         if type(arguments) is not tuple or len(arguments) > _PARTS or not callable(function):
             raise pickle.UnpicklingError("it calls what is no function, or with too much")
-        for argument in arguments:  # one list may be given to many calls, which copy it
-            self._count_containers(len(argument) if isinstance(argument, list) else 0)
+        for argument in arguments:  # the same one may be given to many calls, which copy it
+            self._count_containers(len(argument) if isinstance(argument, _CONTAINER) else 0)
         self.stack[-1] = function(*arguments)
 
     def _append(self) -> None:
@@ -185,12 +187,14 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
 class _Counted(dict[int, _Handler]):
     """What each opcode does; there is an end to how many are looked up."""
 
-    count = 0
+    def __init__(self, handlers: dict[int, _Handler], limit: int):
+        super().__init__(handlers)
+        self._limit, self._count = limit, 0
 
     def __getitem__(self, code: int) -> _Handler:
-        self.count += 1
-        if self.count > _OPCODES:
-            raise pickle.UnpicklingError(f"it has more than {_OPCODES:,} opcodes")
+        self._count += 1
+        if self._count > self._limit:
+            raise pickle.UnpicklingError(f"it has more than {self._limit:,} opcodes")
         return super().__getitem__(code)
 
     def __missing__(self, code: int) -> NoReturn:

@@ -22,7 +22,7 @@ from bqnes_jax import algorithms
 from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import families, is_named
-from bqnes_jax.files import sweep, write_whole, writing
+from bqnes_jax.files import make_folder, sweep, write_whole, writing
 from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
     accuracy,
@@ -440,7 +440,7 @@ def _ranks(values: np.ndarray) -> Float[np.ndarray, " n"]:
 
 
 def _write_plots(directory: Path, drawings: Sequence[Drawing]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     sweep(directory)
     forms = [(drawing, form) for drawing in drawings for form in ("png", "pdf")]
     written = {directory / f"{drawing.name}.{form}": (drawing, form) for drawing, form in forms}

@@ -23,6 +23,7 @@ from bqnes_jax.spaces.base import (
 from bqnes_jax.types import PRNGKey
 
 _OPENING, _CLOSING = " (seed ", ")"
+_MOST = 10_000  # seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Seeded:
     seeds: int
 
     def __post_init__(self) -> None:
-        check_whole("seeds", self.seeds, 1)
+        check_whole("seeds", self.seeds, 1, _MOST)
         if isinstance(self.base, Seeded):
             raise BQNESError("base has weight seeds already; give the space of its architectures.")
         # Attributes of the instance: those of the class would be there for every space.

@@ -34,6 +34,8 @@ from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, coun
 from bqnes_jax.tables import Tabulated, evaluator
 from bqnes_jax.types import Status
 
+_MOST_SEEDS = 10_000
+
 
 class Row(NamedTuple):
     """What one algorithm with M members reached on the test points, for each seed.
@@ -275,7 +277,7 @@ def _compare(
     report,
     ece_reference: str = "confidence",
 ):
-    check_whole("seeds", seeds, 1)
+    check_whole("seeds", seeds, 1, _MOST_SEEDS)
     rows = []
     for name in names:
         for size in sizes(name):

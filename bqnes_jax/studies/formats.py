@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bqnes_jax.files.text import align, plain
+from bqnes_jax.files.text import align, in_a_line, plain
 from bqnes_jax.studies.comparison import Row
 
 _LOWER_IS_BETTER = ("ece", "calibrated_ece")
@@ -115,7 +115,7 @@ def as_text(rows: Sequence[Row]) -> str:
     for row, cells in zip(rows, summarise(rows), strict=True):
         marks = ("*" if cell.best else " " for cell in cells)
         texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
-        lines.append([_in_a_line(row.algorithm), row.members, *texts])
+        lines.append([in_a_line(row.algorithm), row.members, *texts])
     return align(lines)
 
 
@@ -125,7 +125,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", f"|---|{'--:|' * (len(columns) - 1)}"]
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
-        name = re.sub(r"([\\`*_\[\]<>|~$])", r"\\\1", _in_a_line(row.algorithm))
+        name = re.sub(r"([\\`*_\[\]<>|~$])", r"\\\1", in_a_line(row.algorithm))
         lines.append(f"| {name} | {row.members} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
@@ -141,7 +141,7 @@ def as_latex(rows: Sequence[Row]) -> str:
     ]
     for row, cells in zip(rows, summarise(rows), strict=True):
         texts = [_latex_number(written(cell, j), cell.best) for j, cell in enumerate(cells)]
-        name = "".join(_LATEX.get(letter, letter) for letter in _in_a_line(row.algorithm))
+        name = "".join(_LATEX.get(letter, letter) for letter in in_a_line(row.algorithm))
         lines.append(f"{name} & {row.members} & " + " & ".join(texts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
@@ -153,10 +153,6 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
-
-
-def _in_a_line(name: str) -> str:
-    return " ".join(plain(name).split())
 
 
 def _latex_number(text: str, best: bool) -> str:

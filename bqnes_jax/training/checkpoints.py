@@ -30,6 +30,8 @@ from bqnes_jax.files.digests import (
 
 _KEPT = 2  # one to go on from if the last is damaged
 _DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax writes it into each
+_DESCRIBED = {"metrics": dict, "init_timestamp_nsecs": int, "commit_timestamp_nsecs": int}
+_PART = "default"  # how Orbax calls the only part of a checkpoint
 _TEMPORARY = "*.orbax-checkpoint-tmp*"  # what Orbax calls a checkpoint that it is saving
 _ASIDE = "damaged-"  # what a damaged checkpoint is called
 _ROOM = 1 << 20  # bytes that a checkpoint takes beside its numbers
@@ -138,6 +140,8 @@ class Checkpoints:
             raise
         except Exception as error:  # of a damaged file Orbax has errors of many kinds
             return None, type(error).__name__
+        if int(saved.step) != step:
+            return None, f"it is of step {int(saved.step)}"
         if is_noted(self._directory, str(step), _digest(saved)):
             return saved, ""
         return None, "its numbers are not those that were saved"
@@ -175,7 +179,7 @@ class Checkpoints:
 
 
 def _put_undescribed_aside(directory: Path) -> None:
-    """Put aside checkpoints whose description is no JSON, which Orbax would stop at."""
+    """Put aside checkpoints whose description Orbax would stop at, or take for all of them."""
     folders = [path for path in directory.iterdir() if path.name.isdecimal()]
     damaged = [folder for folder in folders if not _is_described(folder)]
     newest = max((int(folder.name) for folder in set(folders) - set(damaged)), default=None)
@@ -184,12 +188,21 @@ def _put_undescribed_aside(directory: Path) -> None:
 
 
 def _is_described(folder: Path) -> bool:
-    """Tell whether the description of a checkpoint is JSON, or not there, which Orbax allows."""
+    """Tell whether a checkpoint has what Orbax goes by, before it reads anything: its one part.
+
+    Where that is missing, it takes all checkpoints for others than they are.
+    """
     try:
-        read_json(folder / _DESCRIPTION, "the description of a checkpoint")
+        described = read_json(folder / _DESCRIPTION, "the description of a checkpoint")
     except BQNESError:
-        return not (folder / _DESCRIPTION).exists()
-    return True
+        return False
+    handlers = described.get("item_handlers")
+    return (
+        isinstance(handlers, dict)
+        and all(isinstance(handler, str) for handler in handlers.values())
+        and all(isinstance(described.get(name, kind()), kind) for name, kind in _DESCRIBED.items())
+        and (folder / _PART).is_dir()
+    )
 
 
 def _files_of(folder: Path) -> str:
