@@ -62,9 +62,7 @@ def test_pickles_that_do_harm_are_refused(name, read, tmp_path, monkeypatch):
     assert not list((tmp_path / "here").iterdir()), "something was run"
 
 
-OF_TENSORS = (
-    "axes are not 8|larger than its|nested more than|200 opcodes|8,000 cont|an unknown type"
-)
+OF_TENSORS = "axes are not 8|larger than its|nested more than|than 200 op|8,000 cont|unknown type"
 
 
 @pytest.mark.parametrize("name", hostile.TENSORS)

@@ -99,7 +99,8 @@ def test_an_error_is_never_long():
     assert str(error).startswith("name is aaa") and str(error).endswith("; it must be short.")
 
 
-def test_no_name_makes_a_line_of_its_own(tmp_path, capsys):
+def test_no_name_makes_a_line_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the report goes
     forged = "x\nwarning: all is lost"
     said = np.full((2, 6, 2), 0.5)
     said[0, :, 0], said[0, :, 1] = 0.6, 0.4
