@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 import jax
@@ -52,6 +53,20 @@ def jit_quickly(
         return call
 
     return decorate
+
+
+def call_apart(function: Callable[[], R]) -> R:
+    """Call a function of known numbers while another may be traced, of which it is no part.
+
+    Traces are those of a thread, and so it has its own. `jax.ensure_compile_time_eval` would make
+    a program of every constant in what the function compiles.
+
+    Example:
+        >>> jax.jit(lambda x: x + call_apart(lambda: int(jnp.arange(3).sum())))(1).item()
+        4
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
 
 
 @functools.cache

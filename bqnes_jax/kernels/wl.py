@@ -20,6 +20,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from bqnes_jax.compiling import call_apart
 from bqnes_jax.errors import BQNESError, as_float, check_positive, check_shape, check_whole
 from bqnes_jax.kernels.base import matmul
 from bqnes_jax.kernels.linear import FiniteKernel
@@ -223,11 +224,15 @@ def _all_labels(
     return jax.vmap(one)(archs)
 
 
+@functools.lru_cache(maxsize=2)  # of the two seeds that a vocabulary needs, one is needed again
 def _list_labels(space: GraphSpace, iterations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels of the nodes of every architecture, and which of these nodes are real."""
-    with jax.ensure_compile_time_eval():
+
+    def listed() -> tuple[np.ndarray, np.ndarray]:
         labels, real = _all_labels(space, iterations, enumerate_space(space), jnp.uint32(seed))
-    return np.asarray(labels), np.asarray(real)
+        return np.asarray(labels), np.asarray(real)
+
+    return call_apart(listed)
 
 
 @jax.jit
