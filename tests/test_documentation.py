@@ -11,14 +11,18 @@ import pytest
 import bqnes_jax
 from bqnes_jax.runs import PRESETS
 from bqnes_jax.runs.fields import updated
+from tests.conftest import all_but_slow
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(bqnes_jax.__path__, "bqnes_jax."))
+NETWORKS = {
+    f"bqnes_jax.{name}" for name in ("training.population", "models.mobilenet", "models.cells")
+}
 README = Path(bqnes_jax.__file__).parents[1] / "README.md"
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", all_but_slow(MODULES, *set(MODULES) - NETWORKS))
 def test_examples_in_docstrings(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0

@@ -130,6 +130,7 @@ def test_twenty_kills_change_nothing(tmp_path):
     same(directory, tmp_path / "undisturbed", family=family, budget=12)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(undisturbed, tmp_path, monkeypatch, counted):
     writes, fsync = [], os.fsync
 

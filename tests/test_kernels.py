@@ -23,6 +23,7 @@ from bqnes_jax.kernels import (
     wl_histograms,
 )
 from bqnes_jax.spaces import NATS, enumerate_space
+from tests.conftest import all_but_slow
 from tests.toy import GRID, Grid, Overlap, Polynomial
 
 
@@ -44,7 +45,7 @@ def connected(key, n):
 
 
 @pytest.mark.slow("float64")
-@pytest.mark.parametrize("iterations", [0, 1, 2, 3])
+@pytest.mark.parametrize("iterations", all_but_slow([0, 1, 2, 3], 0, 1))
 def test_gram_equals_grakels(key, iterations):
     archs = connected(key, 60)
     # GraKeL refuses zero iterations; that would be its base kernel.

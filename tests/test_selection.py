@@ -357,6 +357,7 @@ def test_corrective_is_never_worse(seed, overconfidence, tolerance):
         assert losses["corrective"] <= losses[rival] * (1 + tolerance(1e-6, 1e-9))
 
 
+@pytest.mark.slow
 def test_corrective_is_never_worse_on_random_numbers(tolerance):
     draw = np.random.default_rng(0).gamma
     log_probs = -draw(0.5, 3.0, size=(REPEATS, COUNT, POINTS))

@@ -145,6 +145,7 @@ def finished():
         return train_supernet(jax.random.key(0), make_data(), CONFIG, folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_goes_on(tmp_path):
     key, data, undisturbed = jax.random.key(0), make_data(), finished()
     train_supernet(key, data, CONFIG, tmp_path)
