@@ -20,6 +20,7 @@ _PACKAGES = (
     "combination",
     "data",
     "drivers",
+    "elastic",
     "families",
     "files",
     "kernels",

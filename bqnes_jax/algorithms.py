@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, Int32
 from bqnes_jax import candidates
 from bqnes_jax.calibration import Calibration, select_calibrated
 from bqnes_jax.candidates import History, Info, Outcome, Prior, SearchConfig, Strategy, tell
-from bqnes_jax.candidates.base import State, check_members, empty_history, resolve_temperature
+from bqnes_jax.candidates.base import State, check_members, resolve_temperature
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.replicates import of_the_best
 from bqnes_jax.candidates.variational import draw_diverse, fit_mean_field
 from bqnes_jax.drivers import Driver, Evaluate, Searched, scan

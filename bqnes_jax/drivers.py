@@ -53,7 +53,7 @@ def scan(strategy: Strategy, config: SearchConfig, key: PRNGKey, evaluate: Evalu
     What the last step asks for, and what exceeds the budget in the last batch, is evaluated too and
     not recorded: on a table that costs nothing.
     """
-    first, keys = _keys(key, _count_steps(config))
+    first, keys = step_keys(key, _count_steps(config))
     state, info = strategy.init(first)
 
     def step(state: State, key: PRNGKey) -> tuple[State, Info]:
@@ -105,7 +105,7 @@ def _conversation(
     recorded: Recorded | None = None,
 ) -> Conversation:
     """Yield architectures to evaluate; what that gave is sent back."""
-    first, keys = _keys(key, config.budget + 1)  # a record may end within a batch: more steps
+    first, keys = step_keys(key, config.budget + 1)  # a record may end within a batch: more steps
     state, info = strategy.init(first)
     trace: list[Info] = []
     for step_key in keys:
@@ -153,7 +153,7 @@ def _count_steps(config: SearchConfig) -> int:
     return -(-(config.budget - config.initial) // config.batch) + 1
 
 
-def _keys(key: PRNGKey, steps: int) -> tuple[PRNGKey, Array]:
+def step_keys(key: PRNGKey, steps: int) -> tuple[PRNGKey, Array]:
     """Return the key of the first architectures, and those of the steps.
 
     The key of a step does not depend on how many there are, so that a search can be continued.

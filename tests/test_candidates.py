@@ -11,7 +11,8 @@ import pytest
 from jax.tree_util import Partial
 
 from bqnes_jax.candidates import Outcome, SearchConfig, make, register, registry, strategies, tell
-from bqnes_jax.candidates.base import Landscape, State, empty_history, first_fresh
+from bqnes_jax.candidates.base import Landscape, State, first_fresh
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.landscape import Listed, make_landscape
 from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError

@@ -17,7 +17,7 @@ ROOT = Path(bqnes_jax.__file__).parent
 PURE = (
     *("errors", "types", "registry", "identity", "compiling"),
     *("spaces", "kernels", "surrogates", "quadrature", "pooling", "metrics"),
-    *("selection", "calibration", "candidates", "drivers", "algorithms"),
+    *("selection", "calibration", "candidates", "drivers", "elastic", "algorithms"),
 )
 NETWORKS = ("files", "parallel", "data", "models", "training", "families")
 SHELL = (

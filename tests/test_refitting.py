@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bqnes_jax.candidates import Outcome, SearchConfig, make, tell
-from bqnes_jax.candidates.base import State, empty_history, is_among
+from bqnes_jax.candidates.base import State, is_among
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.registry import stages
 from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError

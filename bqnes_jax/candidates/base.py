@@ -2,19 +2,21 @@
 
 A strategy is a pair of pure functions. `init(key)` asks for the first architectures and `ask(key,
 state)` for the next; both return `(state, info)`, and the architectures to evaluate are
-`info.archs`. `tell(state, outcome)` records what evaluating them gave. `drivers` has the loops.
+`info.archs`. `tell(state, outcome)` records what evaluating them gave. While some are being
+evaluated, `ask(key, state, pending)` asks for others. `drivers` has the loops.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from bqnes_jax.candidates.history import History, Outcome, Pending
 from bqnes_jax.errors import BQNESError, check_choice, check_positive, check_shape, check_whole
 from bqnes_jax.identity import EXTENT, SELECTION, SPEED, field
 from bqnes_jax.kernels import Kernel, KernelConfig
@@ -22,8 +24,14 @@ from bqnes_jax.quadrature.evidence import Evidence
 from bqnes_jax.quadrature.scale import OBSERVATIONS, choose_temperature, scale_temperature
 from bqnes_jax.selection import MEASURES, Measure
 from bqnes_jax.spaces.base import Architectures, EnumerableSpace, Space
-from bqnes_jax.surrogates import FitConfig, Hyperparameters, LikelihoodModel, WarpConfig
-from bqnes_jax.surrogates.fitting import Shape, take_evenly
+from bqnes_jax.surrogates import (
+    FitConfig,
+    Hyperparameters,
+    LikelihoodModel,
+    Surrogate,
+    WarpConfig,
+)
+from bqnes_jax.surrogates.fitting import Shape
 from bqnes_jax.types import PRNGKey
 
 
@@ -104,87 +112,6 @@ class SearchConfig:
         check_whole("samples", self.samples, 2)
 
 
-class Outcome(NamedTuple):
-    """What evaluating q architectures gave; NaN marks one that failed.
-
-    Attributes:
-        archs: the architectures.
-        log_likelihoods: summed over the validation points.
-        log_probs: of the true class of each of n validation points; None where it is not known.
-        scores: with which they were asked for (`Info.scores`), for the record; NaN unless given.
-        classes: log-probabilities of all classes at these points; None where they are not known.
-            No search needs them, nor are they kept: what selects in log space evaluates again.
-        measures: the log-likelihoods that a posterior over candidates is formed by in the end, as
-            `selection.measure_candidates` returns them; None for those above.
-    """
-
-    archs: Int32[Array, "q length"]
-    log_likelihoods: Float[Array, " q"]
-    log_probs: Float[Array, "q n"] | None = None
-    scores: Float[Array, " q"] | None = None
-    classes: Float[Array, "q n classes"] | None = None
-    measures: Float[Array, " q"] | None = None
-
-
-class History(NamedTuple):
-    """All that has been evaluated, in order, padded: to the budget, or as far as a step needs."""
-
-    archs: Int32[Array, "budget length"]
-    log_likelihoods: Float[Array, " budget"]
-    log_probs: Float[Array, "budget n"] | None
-    scores: Float[Array, " budget"]
-    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
-    measures: Float[Array, " budget"] | None = None
-
-    @property
-    def evaluated(self) -> Bool[Array, " budget"]:
-        """True where there is an entry."""
-        return jnp.arange(self.archs.shape[-2]) < self.count
-
-    @property
-    def finite(self) -> Bool[Array, " budget"]:
-        """True where there is an entry whose log-likelihood is a finite number."""
-        return self.evaluated & jnp.isfinite(self.log_likelihoods)
-
-    @property
-    def points(self) -> int | None:
-        """The number of validation points; None where it is not known."""
-        return None if self.log_probs is None else self.log_probs.shape[-1]
-
-    @property
-    def known(self) -> Float[Array, " budget"]:
-        """The log-likelihoods, −inf where an entry failed: what cannot be trained explains nothing.
-
-        Padding has −inf, too.
-        """
-        return jnp.where(self.finite, self.log_likelihoods, -jnp.inf)
-
-    def first(self, size: int) -> "History":
-        """Return the first entries, all of them if there are no more than `size`."""
-        kept = jax.tree.map(lambda leaf: leaf[:size], self._replace(count=None))
-        return kept._replace(count=self.count)
-
-    def thinned(self, size: int) -> "History":
-        """Return `size` entries at most: the best, and others evenly, which bias no average."""
-        if len(self.archs) <= size:
-            return self
-        others = self.evaluated.at[self.best_index].set(False)
-        chosen = jnp.append(self.best_index, take_evenly(others, size - 1))
-        chosen = chosen[jnp.argsort(~self.evaluated[chosen], stable=True)]
-        kept = jax.tree.map(lambda leaf: leaf[chosen], self._replace(count=None))
-        return kept._replace(count=jnp.minimum(self.count, size))
-
-    @property
-    def best_index(self) -> Int32[Array, ""]:
-        """Which entry has the largest log-likelihood, of those that did not fail."""
-        return jnp.argmax(self.known).astype(jnp.int32)
-
-    @property
-    def best(self) -> Float[Array, " budget"]:
-        """The largest log-likelihood up to each entry, −inf before the first."""
-        return lax.cummax(self.known)
-
-
 # Log-probabilities of n architectures before anything is known, up to a constant; −inf rules out.
 Prior = Callable[[Architectures], Float[Array, " n"]]
 
@@ -229,11 +156,22 @@ class Info(NamedTuple):
     kernel: Kernel
 
 
+@runtime_checkable
+class Ask(Protocol):
+    """Asks for what to evaluate next, beside what is being evaluated."""
+
+    def __call__(
+        self, key: PRNGKey, state: State, pending: Pending | None = None
+    ) -> tuple[State, Info]:
+        """Return the state, and what to evaluate next."""
+        ...
+
+
 class Strategy(NamedTuple):
     """A way to choose candidates; made by `candidates.make`."""
 
     init: Callable[[PRNGKey], tuple[State, Info]]
-    ask: Callable[[PRNGKey, State], tuple[State, Info]]
+    ask: Ask
     gram: Callable[[Info, Architectures], Float[Array, "n n"]]  # by the fitted kernel
     rule: Callable[[Info, History], Float[Array, " n"]]  # weights of a quadrature of the prior
     prior: Prior | None = None  # uniform
@@ -249,7 +187,7 @@ class Pool(NamedTuple):
     archs: Int32[Array, "k length"]
     rows: Array
     row_of: Int32[Array, " k"] | None
-    fresh: Bool[Array, " k"]  # not evaluated yet, nor ruled out by the prior
+    fresh: Bool[Array, " k"]  # not asked for yet, nor ruled out by the prior
     log_prior: Float[Array, " k"] | None = None  # equal
 
 
@@ -284,6 +222,9 @@ class Landscape(Protocol):
         ...
 
 
+Believing = TypeVar("Believing", bound=Surrogate)
+
+
 class Situation(NamedTuple):
     """What a strategy decides on: what there is, what is known and what is believed."""
 
@@ -291,13 +232,21 @@ class Situation(NamedTuple):
     landscape: Landscape
     config: SearchConfig
     history: History
-    fitted: LikelihoodModel | None  # None where nothing has to be believed
+    fitted: LikelihoodModel | None  # to what is known; None where nothing has to be believed
+    pending: Pending | None = None  # what is being evaluated
 
     @property
     def model(self) -> LikelihoodModel:
-        """The surrogate of the likelihood."""
+        """The surrogate of the likelihood, as if what is being evaluated were as it predicts."""
         assert self.fitted is not None, "the strategy was made without a surrogate"
-        return self.fitted
+        return self.expect(self.fitted)
+
+    def expect(self, surrogate: Believing) -> Believing:
+        """Let a surrogate expect its own predictions of what is being evaluated."""
+        if self.pending is None:
+            return surrogate
+        rows = self.landscape.rows(self.pending.archs)
+        return cast(Believing, surrogate.fantasise(rows, self.pending.mask))
 
 
 # Asks for q architectures: their rows, and a score of each.
@@ -308,17 +257,6 @@ def check_members(name: str, size: object, space: Space, config: SearchConfig) -
     """Refuse more members than a search has candidates, or than a space has architectures."""
     most = config.budget if space.size is None else min(config.budget, space.size)
     check_whole(name, size, 1, most)
-
-
-def empty_history(budget: int, length: int) -> History:
-    """Return a history without entries."""
-    return History(
-        jnp.zeros((budget, length), jnp.int32),
-        jnp.full(budget, jnp.nan),
-        None,
-        jnp.full(budget, jnp.nan),
-        jnp.int32(0),
-    )
 
 
 def resolve_temperature(
@@ -376,10 +314,10 @@ def tell(state: State, outcome: Outcome) -> State:
     )
 
 
-def not_evaluated(space: EnumerableSpace, history: History) -> Bool[Array, " size"]:
-    """Tell which architectures of a space that can be listed are not in the history."""
+def not_asked(space: EnumerableSpace, history: History) -> Bool[Array, " size"]:
+    """Tell which architectures of a space that can be listed have not been asked for."""
     # Padding is sent out of range, which drops it.
-    places = jnp.where(history.evaluated, space.index(history.archs), space.size)
+    places = jnp.where(history.taken, space.index(history.archs), space.size)
     return jnp.ones(space.size, bool).at[places].set(False, mode="drop")
 
 
@@ -411,6 +349,6 @@ def first_fresh(
     """
     same = jnp.all(proposals[:, None, :] == proposals[None, :, :], axis=-1)
     repeated = jnp.any(jnp.tril(same, k=-1), axis=1)
-    stale = repeated | is_among(proposals, history.archs, history.evaluated)
+    stale = repeated | is_among(proposals, history.archs, history.taken)
     stale |= ~is_allowed(proposals, prior)
     return proposals[jnp.argsort(stale, stable=True)[:q]]

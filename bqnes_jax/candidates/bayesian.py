@@ -50,10 +50,10 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
         targets,
         mask=history.evaluated,
         config=situation.config.fit,
-        axes=situation.model.latent.axes,
+        axes=None if situation.fitted is None else situation.fitted.latent.axes,
     )
     score = functools.partial(log_expected_improvement, best=best)
-    return _best_of_pool(key, situation, q, model, score)
+    return _best_of_pool(key, situation, q, situation.expect(model), score)
 
 
 def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:

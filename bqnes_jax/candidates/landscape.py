@@ -19,7 +19,7 @@ from bqnes_jax.candidates.base import (
     Summands,
     is_allowed,
     is_among,
-    not_evaluated,
+    not_asked,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import Kernel
@@ -76,7 +76,7 @@ class Listed:
 
     def pool(self, key: PRNGKey, history: History) -> Pool:
         """Return the whole space."""
-        fresh = not_evaluated(self._space, history)
+        fresh = not_asked(self._space, history)
         rows, row_of = jnp.asarray(self._points), jnp.asarray(self.row_of)
         if self._log_prior is None:
             return Pool(self._archs, rows, row_of, fresh)
@@ -127,7 +127,7 @@ class Drawn:
 
     def pool_of(self, archs: Architectures, history: History) -> Pool:
         """Return a pool of these architectures."""
-        fresh = ~is_among(archs, history.archs, history.evaluated) & is_allowed(archs, self.prior)
+        fresh = ~is_among(archs, history.archs, history.taken) & is_allowed(archs, self.prior)
         log_prior = None if self.prior is None else self.prior(archs)
         return Pool(archs, self.rows(archs), None, fresh, log_prior)
 

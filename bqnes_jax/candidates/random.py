@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from bqnes_jax.candidates.base import History, Prior, Situation, first_fresh, not_evaluated
+from bqnes_jax.candidates.base import History, Prior, Situation, first_fresh, not_asked
 from bqnes_jax.spaces.base import Space, can_be_listed, enumerate_space
 from bqnes_jax.types import PRNGKey
 
@@ -16,7 +16,7 @@ _TRIES, _TRIES_BY_PRIOR = 8, 64
 def random(
     key: PRNGKey, situation: Situation, q: int
 ) -> tuple[Int32[Array, "q length"], Float[Array, " q"]]:
-    """Ask for architectures drawn from the prior, of those not evaluated yet.
+    """Ask for architectures drawn from the prior, of those not asked for yet.
 
     The scores are the log-probabilities of the draws.
     """
@@ -33,8 +33,8 @@ def log_probability(
     if not can_be_listed(space):
         return jnp.zeros(q)
     if prior is None:
-        return -jnp.log(jnp.maximum(space.size - history.count - jnp.arange(q), 1).astype(float))
-    masses = jnp.where(not_evaluated(space, history), jnp.exp(prior(enumerate_space(space))), 0)
+        return -jnp.log(jnp.maximum(space.size - history.asked - jnp.arange(q), 1).astype(float))
+    masses = jnp.where(not_asked(space, history), jnp.exp(prior(enumerate_space(space))), 0)
     own = masses[space.index(drawn)]
     left = jnp.sum(masses) - (jnp.cumsum(own) - own)
     tiny = jnp.finfo(own.dtype).tiny
@@ -45,7 +45,7 @@ def log_probability(
 def draw_fresh(
     key: PRNGKey, space: Space, history: History, q: int, *, prior: Prior | None = None
 ) -> Int32[Array, "q length"]:
-    """Draw q different architectures that have not been evaluated, one after another by the prior.
+    """Draw q different architectures that were not asked for, one after another by the prior.
 
     The largest of log π + G, G from the Gumbel distribution, are such draws. Where the space cannot
     be listed they are from a uniform sample, so that they follow the prior approximately.
@@ -57,7 +57,7 @@ def draw_fresh(
         draws = space.sample(draw_key, _TRIES_BY_PRIOR * q)
         order = prior(draws) + jax.random.gumbel(order_key, (len(draws),))
         return first_fresh(draws[jnp.argsort(-order)], history, q, prior=prior)
-    fresh = not_evaluated(space, history)
+    fresh = not_asked(space, history)
     if prior is None:
         order = jnp.where(fresh, jax.random.uniform(key, (space.size,)), -1)
     else:

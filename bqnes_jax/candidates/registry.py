@@ -15,17 +15,18 @@ from bqnes_jax.candidates.base import (
     History,
     Info,
     Landscape,
+    Pending,
     Prior,
     SearchConfig,
     Situation,
     State,
     Strategy,
     Summands,
-    empty_history,
     resolve_temperature,
 )
 from bqnes_jax.candidates.bayesian import believed, improving, uncertain
 from bqnes_jax.candidates.evolution import evolution
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.landscape import make_landscape
 from bqnes_jax.candidates.random import draw_fresh, log_probability, random
 from bqnes_jax.candidates.replicates import replicate
@@ -175,21 +176,26 @@ def _make(
             **_believed(landscape, None, state.reference),
         )
 
-    def ask(key: PRNGKey, state: State) -> tuple[State, Info]:
+    def ask(key: PRNGKey, state: State, pending: Pending | None = None) -> tuple[State, Info]:
         sizes = stages(config.budget)
         steps = [functools.partial(step, size) for size in sizes]
-        stage = jnp.searchsorted(jnp.asarray(sizes), state.history.count)
-        shape, info = lax.switch(stage, steps, key, state)
+        count = state.history.count + (0 if pending is None else jnp.sum(pending.mask))
+        stage = jnp.searchsorted(jnp.asarray(sizes), count)
+        shape, info = lax.switch(stage, steps, key, state, pending)
         return state._replace(shape=shape), info
 
-    def step(size: int, key: PRNGKey, state: State) -> tuple[Shape | None, Info]:
+    def step(
+        size: int, key: PRNGKey, state: State, pending: Pending | None
+    ) -> tuple[Shape | None, Info]:
         history = state.history.first(size)
         first = history.known[: config.initial]
         temperature = resolve_temperature(config, first, history.points)
         model, shape = None, state.shape
         if fits:
             model, shape = refit_model(landscape, history, config, temperature, shape)
-        archs, scores = chooser(key, Situation(space, landscape, config, history, model), batch)
+        everything = history if pending is None else history.beside(pending)
+        situation = Situation(space, landscape, config, everything, model, pending)
+        archs, scores = chooser(key, situation, batch)
         return shape, Info(
             archs=archs,
             scores=scores,

@@ -29,16 +29,16 @@ def replicate(
     Of a space with S seeds the last S − 1 evaluations are those replicates (a few more where they
     begin with a batch, which then goes on with `ei`); of a space without, it is `ei`.
     """
-    space, landscape, config, history, _ = situation
+    space, landscape, config, history = situation[:4]
     if not isinstance(space, Seeded) or space.seeds == 1:
         return improving(key, situation, q)
     once = history._replace(archs=_with_seed(history.archs, 0))
-    alone = Situation(space.first, _Once(landscape, space), config, once, situation.model)
+    alone = situation._replace(space=space.first, landscape=_Once(landscape, space), history=once)
     asked, scores = improving(key, alone, q)
     best = history.archs[jnp.argmax(jnp.where(_counts(history), history.log_likelihoods, -jnp.inf))]
     every = best * jnp.ones((space.seeds, 1), jnp.int32)
     every = every.at[:, -1].set(jnp.arange(space.seeds, dtype=jnp.int32))
-    ending = history.count + q > config.budget - (space.seeds - 1)
+    ending = history.asked + q > config.budget - (space.seeds - 1)
     replicates = first_fresh(jnp.concatenate([every, asked]), history, q)
     return jnp.where(ending, replicates, asked), jnp.where(ending, 0, scores)
 
@@ -98,7 +98,7 @@ class _Once:
         pool = self._whole.pool(key, history)
         if pool.row_of is None:
             archs = _with_seed(pool.archs, 0)
-            fresh = ~is_among(archs, history.archs, history.evaluated)
+            fresh = ~is_among(archs, history.archs, history.taken)
             return pool._replace(archs=archs, fresh=fresh & is_allowed(archs, self.prior))
         step = self._space.seeds  # in a whole space they stand one after the other
         log_prior = None if pool.log_prior is None else pool.log_prior[::step]
