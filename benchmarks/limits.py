@@ -19,7 +19,7 @@ from shared import RESULTS, one_sentence, show, with_error, write
 from timing import description
 
 from bqnes_jax.candidates import Outcome, SearchConfig, State, tell
-from bqnes_jax.candidates.base import empty_history
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.landscape import make_landscape
 from bqnes_jax.candidates.registry import refit_model
 from bqnes_jax.kernels import make_kernel

@@ -42,6 +42,7 @@ class Arrived(NamedTuple):
 
 
 Event = Asked | Arrived
+Future = concurrent.futures.Future
 EvaluateOne = Callable[[Int32[np.ndarray, "1 length"]], Outcome]
 
 
@@ -87,7 +88,7 @@ class OnExecutor:
     ) -> None:
         check_whole("workers", workers, 1)
         self._executor, self._evaluate, self._workers = executor, evaluate, workers
-        self._numbers: dict[concurrent.futures.Future[Outcome], int] = {}
+        self._numbers: dict[Future, int] = {}
 
     @property
     def size(self) -> int:
@@ -100,16 +101,19 @@ class OnExecutor:
 
     def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
         """Return the numbers and outcomes of what has ended; an error is raised here."""
-        done = wait_for_first(self._numbers, wait=wait)
-        return sorted(((self._numbers.pop(one), one.result()) for one in done), key=lambda x: x[0])
+        done = wait_for_first(self._numbers, seconds=None if wait else 0.0)
+        return [(self._numbers.pop(future), future.result()) for future in done]
 
 
-def wait_for_first(
-    futures: Iterable[concurrent.futures.Future], *, wait: bool
-) -> set[concurrent.futures.Future]:
-    """Return the futures that are done: if none is, after one is, or none."""
+def wait_for_first(futures: Iterable[Future], *, seconds: float | None) -> list[Future]:
+    """Return the futures that are done, in their order: at once if there are some, or when one is.
+
+    None waits for as long as that takes.
+    """
+    futures = list(futures)
     first = concurrent.futures.FIRST_COMPLETED
-    return concurrent.futures.wait(futures, None if wait else 0, return_when=first).done
+    done = concurrent.futures.wait(futures, seconds, return_when=first).done
+    return [future for future in futures if future in done]
 
 
 def drive(

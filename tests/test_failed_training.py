@@ -7,8 +7,9 @@ import pytest
 
 from bqnes_jax import candidates
 from bqnes_jax.candidates import Outcome, SearchConfig, tell
-from bqnes_jax.candidates.base import State, empty_history
+from bqnes_jax.candidates.base import State
 from bqnes_jax.candidates.bayesian import _standardised
+from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.drivers import loop, scan
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF

@@ -10,7 +10,7 @@ import pytest
 FLOORS = (
     *("spaces", "kernels", "surrogates", "quadrature", "pooling", "metrics", "selection"),
     "calibration",
-    *("candidates", "drivers", "algorithms", "identity", "registry"),
+    *("candidates", "drivers", "elastic", "algorithms", "identity", "registry"),
     *("files", "parallel", "data", "models", "training", "families", "storage", "nats_bench"),
     *("tables", "runs", "studies", "report"),
 )

@@ -149,7 +149,7 @@ class Chunk:
 
     def halve(self, error: Exception) -> None:
         """Make it half as large and say so; raise the error if it is about something else."""
-        if self.each == 1 or not _is_out_of_memory(error):
+        if self.each == 1 or not is_out_of_memory(error):
             raise error
         warnings.warn(
             f"a device ran out of memory with {self.each} members at once; going on with "
@@ -194,18 +194,20 @@ def device_memory() -> float:
     devices = jax.local_devices()
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:  # a CPU: its devices share the memory of the host
-        limit = _host_memory() / len(devices)
+        limit = host_memory() / len(devices)
     return _SHARE * limit
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Return how many bytes of memory this host has."""
     names = getattr(os, "sysconf_names", {})  # Windows has none
     if "SC_PHYS_PAGES" not in names:
         return _UNKNOWN_MEMORY
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory did not suffice, as XLA's do."""
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
 
 
@@ -223,7 +225,7 @@ def _gather(tree: Tree, error: Exception | None) -> Tree:
             raise error
         return jax.device_get(tree)
     wait_for_all()
-    exhausted = error is not None and _is_out_of_memory(error)
+    exhausted = error is not None and is_out_of_memory(error)
     failed = multihost_utils.process_allgather(np.array([error is not None, exhausted]))
     if error is not None:
         raise error

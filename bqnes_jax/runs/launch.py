@@ -5,31 +5,45 @@ ensemble = result.ensemble(size=3)
 probabilities = ensemble.predict(images)
 """
 
+import contextlib
 import dataclasses
 import os
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bqnes_jax import algorithms, candidates, drivers
+from bqnes_jax import algorithms, candidates, drivers, elastic
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.candidates.base import check_members
 from bqnes_jax.data import Split, check_split
+from bqnes_jax.elastic import Event
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
 from bqnes_jax.families.base import Progress
 from bqnes_jax.files import writing
 from bqnes_jax.files.trees import write_tree
-from bqnes_jax.identity import describe_code, identity
-from bqnes_jax.parallel import is_first, wait_for_all
+from bqnes_jax.identity import describe_code, first_difference, identity
+from bqnes_jax.parallel import Workers, is_first, wait_for_all
 from bqnes_jax.runs.config import RunConfig, first_stage, load_data, make_family, make_prior
-from bqnes_jax.runs.layout import FIRST_STAGE, SEARCH, SHARED, begin, keep_config
+from bqnes_jax.runs.journal import Journal, count_asked
+from bqnes_jax.runs.layout import (
+    ARRIVALS,
+    FIRST_STAGE,
+    SEARCH,
+    SHARED,
+    begin,
+    keep_config,
+    read_config,
+)
 from bqnes_jax.runs.presets import configure
 from bqnes_jax.runs.record import Record, make_record, read_record, write_record
 from bqnes_jax.runs.run import Run
+from bqnes_jax.runs.tasks import Team, open_team
 from bqnes_jax.runs.workbench import Workbench, open_workbench
 
 _OF_SEARCH = 0x5EA4C8  # apart from the keys of the weights, which start from the same seed
@@ -45,6 +59,9 @@ def search(
     out: str | os.PathLike[str] | None = None,
     preset: str = "tiny",
     progress: Progress | None = None,
+    executor: Executor | None = None,
+    workers: Workers | None = None,
+    replay: str | os.PathLike[str] | None = None,
     **fields: object,
 ) -> Run:
     """Search a space with real training, and return the run.
@@ -60,6 +77,11 @@ def search(
             the budget is larger. By default a temporary one, which is removed with the result.
         preset: "tiny", "small", "paper" or "reference", unless a config is given.
         progress: called with (done, of how many, what is done).
+        executor: who trains: any `concurrent.futures.Executor`, such as `ProcessPoolExecutor` or
+            that of a Dask client. As soon as one training ends, the next begins.
+        workers: how many networks to train at once there, or a function that tells.
+        replay: the directory of a run that was trained so; what it asked for and what arrived
+            happens in the same order again.
         **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset.
     """
     if not (prior is None or isinstance(prior, str) or callable(prior)):
@@ -76,6 +98,11 @@ def search(
         prior = make_prior(config.prior)
     family = with_seeds(family, config.seeds)
     _check(config, family, data, prior)
+    if executor is not None and jax.process_count() > 1:
+        raise BQNESError(
+            f"executor is given to {jax.process_count()} hosts; leave --hosts out: workers train."
+        )
+    order = None if replay is None else _order_of(Path(replay), config, family)
 
     scratch = None
     if out is None:
@@ -83,7 +110,21 @@ def search(
             raise BQNESError("out is None; several hosts need a directory that all of them see.")
         scratch = tempfile.TemporaryDirectory(prefix="bqnes-")
         out = scratch.name
-    return _launch(config, family, data, prior, Path(out), progress, scratch)
+    directory = Path(out)
+    with begin(directory, config), contextlib.ExitStack() as stack:
+        team = None
+        if executor is not None:
+            given = {"family": family, "data": data, "seed": config.seed, "directory": directory}
+            if workers is None:
+                raise BQNESError(
+                    "workers is None, but executor is given; say how many to train at once."
+                )
+            team = stack.enter_context(open_team(executor, workers, **given))
+        elif workers is not None:
+            raise BQNESError(f"workers is {workers!r}, but executor is None; give one, or neither.")
+        return _launch(
+            config, family, data, prior, directory, progress, scratch, team=team, order=order
+        )
 
 
 def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior | None) -> None:
@@ -113,35 +154,60 @@ def _launch(
     directory: Path,
     progress: Progress | None,
     scratch: tempfile.TemporaryDirectory | None = None,
+    *,
+    team: Team | None = None,
+    order: Sequence[Event] | None = None,
 ) -> Run:
     """Search in a directory; first with shared weights, if that is how candidates are evaluated."""
     algorithm = algorithms.find_trainable(config.algorithm)
     search_config = algorithm.budgeted(config.search, config.ensemble_size)
-    with begin(directory, config):
-        if config.evaluate == "shared":
-            own = *first_stage(config, family), data, prior, directory / FIRST_STAGE
+    if config.evaluate == "shared":
+        own = *first_stage(config, family), data, prior, directory / FIRST_STAGE
+        with begin(directory / FIRST_STAGE, own[0]):
             first = _launch(*own, progress and _of_first_stage(progress))
-            recorded = _shortlist(first, config.shortlisted, _record_so_far(directory, family))
-            count = len(recorded.archs)
-            search_config = dataclasses.replace(search_config, initial=count, budget=count)
-        else:
-            recorded = _record_so_far(directory, family)
-        bench = open_workbench(
-            family,
-            data,
-            directory,
-            seed=config.seed,
-            progress=progress,
-            asked=search_config.batch,
-        )
-        if is_first():
-            _keep_shared(directory, bench)
-        record = _search(config, search_config, bench, prior, recorded, progress)
-        run = Run(directory, config, family, record, scratch)
-        if is_first():
-            _save(run)
-        wait_for_all()
+        recorded = _shortlist(first, config.shortlisted, _record_so_far(directory, family))
+        count = len(recorded.archs)
+        search_config = dataclasses.replace(search_config, initial=count, budget=count)
+    else:
+        recorded = _record_so_far(directory, family)
+    bench = open_workbench(
+        family,
+        data,
+        directory,
+        seed=config.seed,
+        progress=progress,
+        asked=search_config.batch,
+        team=team,
+    )
+    if is_first():
+        _keep_shared(directory, bench)
+    journal = None
+    if team is not None or order is not None or (directory / ARRIVALS).exists():
+        journal = Journal(directory / ARRIVALS, family.space)
+        journal.begin_as(order or ())
+        journal.include(recorded, search_config.initial)
+    record = _search(config, search_config, bench, prior, recorded, progress, journal)
+    run = Run(directory, config, family, record, scratch)
+    if is_first():
+        _save(run)
+    wait_for_all()
     return run
+
+
+def _order_of(directory: Path, config: RunConfig, family: NetworkFamily) -> Sequence[Event]:
+    """Return the events of a run that was trained on workers, if it is a run of this config."""
+    if not (directory / ARRIVALS).exists():
+        raise BQNESError(
+            f"replay is {directory}, which has no {ARRIVALS}; give the directory of a run that was "
+            "trained on workers: any other is done again by the same command."
+        )
+    different = first_difference(read_config(directory).identity(), config.identity())
+    if different is not None:
+        name, old, new = different
+        raise BQNESError(
+            f"replay is {directory}, which has {name} = {old!r}, not {new!r}; give the same config."
+        )
+    return Journal(directory / ARRIVALS, family.space).events
 
 
 def _of_first_stage(progress: Progress) -> Progress:
@@ -230,13 +296,16 @@ def _search(
     prior: Prior | None,
     recorded: drivers.Recorded | None,
     progress: Progress | None,
+    journal: Journal | None,
 ) -> Record:
     """Train what the strategy asks for, after what was searched before, and return what that gave.
 
     A run never becomes shorter: what it has is kept.
     """
-    if recorded is not None and len(recorded.archs) > search_config.budget:
-        search_config = dataclasses.replace(search_config, budget=len(recorded.archs))
+    before = 0 if recorded is None else len(recorded.archs)
+    before = before if journal is None else max(before, count_asked(journal.events))
+    if before > search_config.budget:
+        search_config = dataclasses.replace(search_config, budget=before)
     pair = algorithms.find_trainable(config.algorithm)
     strategy = candidates.make(pair.strategy, bench.space, config=search_config, prior=prior)
     done = 0
@@ -247,13 +316,17 @@ def _search(
         if progress is not None:
             progress(done, search_config.budget, "training")
 
-    found = drivers.loop(
-        strategy,
-        search_config,
-        jax.random.fold_in(jax.random.key(config.seed), _OF_SEARCH),
-        bench.evaluator(count),
-        recorded=recorded,
-    )
+    key = jax.random.fold_in(jax.random.key(config.seed), _OF_SEARCH)
+    if journal is None:
+        evaluate = bench.evaluator(count)
+        found = drivers.loop(strategy, search_config, key, evaluate, recorded=recorded)
+    else:
+        events = list(journal.events)
+        crew = bench.crew(count)
+        driven = elastic.drive(
+            strategy, search_config, key, crew, recorded=events, note=journal.note
+        )
+        found = driven.searched
     searched = jax.device_get(found)  # where the rest is done without compiling
     if not np.any(searched.history.log_likelihoods < np.inf):  # NaN is not
         rate = identity(config.train).get("learning_rate")

@@ -5,10 +5,11 @@ store/          what each network predicts, and its variables
 supernet/       checkpoints of the one network that all candidates are slices of, for such families
 shared.bqt      what all networks of the run have in common
 first-stage/    the run with shared weights that the candidates are a shortlist of, if it has one
+arrivals.log    in what order they were asked for and arrived, if several were trained at once
 search.npz      the candidates in their order, how alike they are, what was believed
 ensemble.json   the members and weights of the ensemble that was selected
 robustness.json what it does on corrupted images, if that was asked for
-SHA256SUMS      what all of these but the store may hold, so that damage shows
+SHA256SUMS      what all of these but the store and arrivals.log may hold, so that damage shows
 lock            held by the process that is at work, so that no other is
 """
 
@@ -29,6 +30,7 @@ from bqnes_jax.runs.config import RunConfig
 from bqnes_jax.runs.fields import updated
 
 CONFIG, SEARCH, ENSEMBLE, SHARED = "config.json", "search.npz", "ensemble.json", "shared.bqt"
+ARRIVALS = "arrivals.log"
 FIRST_STAGE = "first-stage"
 _LOCK = "lock"
 _PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")

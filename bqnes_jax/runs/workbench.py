@@ -1,24 +1,28 @@
 """A family at work on a store: what is asked for is trained once, and remembered."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from bqnes_jax.candidates import Outcome
 from bqnes_jax.data import Split
 from bqnes_jax.drivers import Evaluate
-from bqnes_jax.families import NetworkFamily, Setting, Trainer
+from bqnes_jax.elastic import Crew
+from bqnes_jax.families import Evaluation, NetworkFamily, Setting, Trainer
 from bqnes_jax.families.base import Progress
 from bqnes_jax.parallel import agree, own_part, wait_for_all
+from bqnes_jax.runs.tasks import Team
 from bqnes_jax.selection import Measure, measure_candidates
 from bqnes_jax.spaces import Architectures, Space, split_seeds
-from bqnes_jax.storage import Key, Store
+from bqnes_jax.storage import Entry, Key, Store
 from bqnes_jax.storage.entries import entry_of, manifest_of
 
 Count = Callable[[int], None]
@@ -34,6 +38,7 @@ class Workbench(NamedTuple):
         store: where it all goes.
         seed: of the weights; the first one where candidates have seeds of their own.
         keep: whether what was trained is kept, and not only what it predicts.
+        team: who trains, if it is done elsewhere.
     """
 
     family: NetworkFamily
@@ -42,6 +47,7 @@ class Workbench(NamedTuple):
     store: Store
     seed: int
     keep: bool = True
+    team: Team | None = None
 
     @property
     def space(self) -> Space:
@@ -71,15 +77,16 @@ class Workbench(NamedTuple):
             report(len(keys) - len(own))
 
     def _train(self, keys: Sequence[Key], archs: np.ndarray, report: Count) -> None:
+        if self.team is not None:
+            for ended in self.team.train(archs):
+                for place, evaluation in ended:
+                    self.store.put(self._entry_of(keys[place], evaluation))
+                report(len(ended))
+            return
         done = 0
         for evaluations in self.trainer.train(archs):
             some = keys[done : done + len(evaluations)]
-            entries = [
-                entry_of(evaluation, key.arch, key.seed, self.data)
-                for key, evaluation in zip(some, evaluations, strict=True)
-            ]
-            if not self.keep:
-                entries = [entry._replace(variables=None) for entry in entries]
+            entries = list(map(self._entry_of, some, evaluations))
             if self.trainer.together:
                 self.store.put(own_part(entries))
                 wait_for_all()
@@ -87,6 +94,10 @@ class Workbench(NamedTuple):
                 self.store.put(entries)
             done += len(entries)
             report(len(entries))
+
+    def _entry_of(self, key: Key, evaluation: Evaluation) -> Entry:
+        entry = entry_of(evaluation, key.arch, key.seed, self.data)
+        return entry if self.keep else entry._replace(variables=None)
 
     def evaluator(self, report: Count | None = None, *, measure: Measure = "valid") -> Evaluate:
         """Return a function that trains architectures, or remembers what training them gave.
@@ -112,9 +123,59 @@ class Workbench(NamedTuple):
 
         return evaluate
 
+    def crew(self, report: Count | None = None) -> Crew:
+        """Return who evaluates candidates for an asynchronous search: the team, or one at a time.
+
+        What is trained goes into the store before anything is said of it.
+        """
+        return _Crew(self, self.evaluator(), report or (lambda count: None))
+
+    def _is_stored(self, key: Key) -> bool:
+        return not self.store.missing([key.arch], [key.seed])
+
     def test_log_probs(self, archs: Architectures) -> Float[Array, "M m classes"]:
         """Return what trained architectures say about the test points."""
         return stored_log_probs(self.store, self.space, self.seed, archs)
+
+
+class _Crew:
+    """A crew at a workbench; what the store has is known at once."""
+
+    def __init__(self, bench: Workbench, evaluate: Evaluate, report: Count) -> None:
+        self._bench, self._evaluate, self._report = bench, evaluate, report
+        self._known: deque[int] = deque()  # or to be trained here
+        self._given: dict[int, tuple[Key, np.ndarray]] = {}
+
+    @property
+    def size(self) -> int:
+        """How many can be trained at once."""
+        return 1 if self._bench.team is None else self._bench.team.size
+
+    def start(self, number: int, arch: Int32[np.ndarray, " length"]) -> None:
+        """Begin to train a candidate, if it has not been trained."""
+        bench, arch = self._bench, np.asarray(arch)
+        (key,) = keys_of(bench.space, arch[None], bench.seed)
+        self._given[number] = key, arch
+        if bench.team is None or bench._is_stored(key):
+            self._known.append(number)
+        else:
+            bench.team.start(number, arch)
+
+    def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
+        """Store what has been trained, and return what the store says of it."""
+        team = self._bench.team
+        if self._known:
+            return [self._outcome(self._known.popleft())]
+        ended = [] if team is None else team.finished(wait=wait)
+        for number, evaluation in ended:
+            self._bench.store.put(self._bench._entry_of(self._given[number][0], evaluation))
+        return [self._outcome(number) for number, _ in ended]
+
+    def _outcome(self, number: int) -> tuple[int, Outcome]:
+        _, arch = self._given.pop(number)
+        outcome = self._evaluate(jnp.asarray(arch[None]))
+        self._report(1)
+        return number, outcome._replace(classes=None)
 
 
 def open_workbench(
@@ -128,6 +189,7 @@ def open_workbench(
     progress: Progress | None = None,
     asked: int | None = None,
     mesh: Mesh | None = None,
+    team: Team | None = None,
 ) -> Workbench:
     """Let a family prepare itself, and open the store in a directory.
 
@@ -141,10 +203,11 @@ def open_workbench(
         progress: called while the family prepares itself.
         asked: how many architectures will be asked for at a time.
         mesh: the devices that they are divided among; by default all.
+        team: who trains (`tasks.open_team`); by default it is done here.
     """
     store = Store.open(directory / "store", manifest_of(family, data, dtype=dtype))
     setting = Setting(seed, directory, progress, asked, mesh)
-    return Workbench(family, data, family.prepare(data, setting), store, seed, keep)
+    return Workbench(family, data, family.prepare(data, setting), store, seed, keep, team)
 
 
 def keys_of(space: Space, archs: ArrayLike, seed: int) -> list[Key]:

@@ -1,0 +1,119 @@
+"""Clusters of Dask: one of processes on this machine, or one that is running elsewhere."""
+
+import contextlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.parallel.devices import host_memory
+from bqnes_jax.parallel.executors import Workers
+
+_SECONDS = 15  # that a scheduler may take to answer
+_CLOSING = 5  # seconds, after which processes are left to end with this one
+_FRESH = 0.2  # seconds that the number of workers is remembered
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last: XLA
+
+
+class Cluster(NamedTuple):
+    """Workers of a cluster: the executor that they belong to, and how many there are."""
+
+    executor: Executor
+    workers: Workers
+
+
+@contextlib.contextmanager
+def open_cluster(where: str) -> Iterator[Cluster]:
+    """Start a number of processes on this machine, or use the cluster of a scheduler.
+
+    Processes divide the threads and the memory of the machine among them; one that is killed is
+    started again. In a cluster, workers may join and leave at any time: there are as many as have
+    threads.
+
+    Args:
+        where: a number, or the address of a scheduler such as "tcp://host:8786".
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise BQNESError(
+            f"workers is {where!r}, which needs Dask; install it with pip install "
+            "'bqnes-jax[cluster]', or leave it out."
+        ) from None
+    if "://" not in where:
+        if not where.isdigit():
+            raise BQNESError(
+                f"workers is {where!r}; it must be a number of processes, or the address of a "
+                "scheduler such as tcp://host:8786."
+            )
+        count = int(where)
+        check_whole("workers", count, 1)
+        with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
+            yield Cluster(client.get_executor(pure=False), _Threads(client))
+        return
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said in sentences
+    try:
+        client = Client(where, timeout=_SECONDS)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BQNESError(
+            f"workers is {where!r}, where no scheduler answers ({reason}); start one with `dask "
+            "scheduler`, and workers with `dask worker`."
+        ) from None
+    with _closing(client):
+        if not client.nthreads():
+            text = f"{where} has no workers yet; training begins with the first."
+            warnings.warn(text, stacklevel=3)
+        yield Cluster(client.get_executor(pure=False), _Threads(client))
+
+
+class _Threads:
+    """How many threads the workers of a cluster have, asked once in a while."""
+
+    def __init__(self, client) -> None:
+        self._client, self._asked, self._count = client, -1.0, 0
+
+    def __call__(self) -> int:
+        if time.monotonic() - self._asked > _FRESH:
+            self._count = sum(self._client.nthreads().values())
+            self._asked = time.monotonic()
+        return self._count
+
+
+@contextlib.contextmanager
+def _local_cluster(count: int) -> Iterator:
+    """Start processes that share the machine; a task whose process dies is ours to try again."""
+    from dask import config
+    from distributed import LocalCluster
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = str(max((cores or 1) // count, 1))
+    settings = {
+        "distributed.scheduler.allowed-failures": 0,
+        "distributed.nanny.pre-spawn-environ": dict.fromkeys(_THREADS, threads),
+    }
+    with config.set(settings):
+        cluster = LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=host_memory() // count,
+            dashboard_address=None,  # pyright: ignore[reportArgumentType] (as documented)
+            silence_logs=logging.CRITICAL,
+        )
+        with _closing(cluster):
+            yield cluster
+
+
+@contextlib.contextmanager
+def _closing(opened) -> Iterator:
+    """Close a client or a cluster, without waiting for what is gone or just starting again."""
+    try:
+        yield opened
+    finally:
+        with contextlib.suppress(Exception):
+            opened.close(timeout=_CLOSING)
