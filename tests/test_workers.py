@@ -256,6 +256,7 @@ def address_of(file):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no workers yet")
 def test_a_worker_that_joins_late_takes_part(scheduler, folder, tmp_path):
     file, join, _ = scheduler
     join()
@@ -276,6 +277,7 @@ def test_a_worker_that_joins_late_takes_part(scheduler, folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no workers yet")
 def test_a_scheduler_that_dies_ends_the_search_in_a_sentence(scheduler, folder, tmp_path):
     file, join, process = scheduler
     join()

