@@ -211,12 +211,14 @@ def test_a_killed_worker_costs_its_own_evaluation(cluster, folder, tmp_path):
 def test_what_kills_every_worker_has_failed(cluster, folder, tmp_path):
     deadly = {(a, b) for a in range(2) for b in range(6)}
     family = farm.watched(folder, deadly=deadly)
-    run = search(family, tmp_path / "run", executor=cluster.executor, workers=cluster.workers)
+    executor = cluster.executor._client.get_executor()  # as a user would: of calls it remembers
+    run = search(family, tmp_path / "run", executor=executor, workers=cluster.workers)
     failed = np.isnan(run.record.log_likelihoods)
     of_deadly = [tuple(arch) in deadly for arch in run.record.archs.tolist()]
     assert failed.tolist() == of_deadly and 0 < failed.sum() < 8
     tries = farm.tries_in(folder)
-    assert {len(own) for arch, own in tries.items() if arch in deadly} == {3}
+    # A worker may die while a task is on its way to it: that is a try without a trace.
+    assert {3} <= {len(own) for arch, own in tries.items() if arch in deadly} <= {2, 3}
     again = search(family, tmp_path / "run")
     is_same(run, again)
     assert farm.tries_in(folder) == tries, "what failed is not tried again"

@@ -6,6 +6,7 @@ and with the adapters here submitit's (Slurm) and Ray's.
 
 import concurrent.futures
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,7 @@ class Calls:
         self._flying: dict[Future, int] = {}
         self._given: dict[int, tuple[Any, ...]] = {}
         self._tries: dict[int, int] = {}
+        self._starts = itertools.count()
         self._lost: list[tuple[float, int]] = []  # since when, and which
 
     @property
@@ -76,7 +78,10 @@ class Calls:
         """Begin a call; of the same number again, with other arguments, is the same call."""
         self._given[number] = arguments
         with _gone_in_a_sentence(OSError, RuntimeError):
-            self._flying[self._executor.submit(self._function, *arguments)] = number
+            future = self._executor.submit(
+                call_once, self._function, next(self._starts), *arguments
+            )
+        self._flying[future] = number
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the numbers and results of calls that have ended; with `wait` for a second."""
@@ -130,6 +135,11 @@ class Calls:
         if isinstance(result, Lost):
             self._tries[number] = self._tries.get(number, 0) + tried
         return result
+
+
+def call_once(function: Callable[..., Any], start: int, *arguments: Any) -> Any:
+    """Call a function; to Dask, which remembers calls, one that is tried again is another."""
+    return function(*arguments)
 
 
 def _is_death(error: Exception) -> bool:

@@ -5,6 +5,7 @@ because its writer was killed, is not an event; anything else that is not as it 
 refused.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -35,16 +36,19 @@ class Journal:
     def note(self, event: Event) -> None:
         """Write an event, for good when this returns."""
         text = json.dumps(_as_json(event), separators=(",", ":"))
-        self._digest = _chain(self._digest, text)
+        digest = _chain(self._digest, text)
+        # First a new line: whoever was killed may have left half of one.
+        line = f"\n{digest} {text}".encode()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with writing(str(self._path)):
             handle = os.open(self._path, flags, 0o666)
             try:
-                # First a new line: whoever was killed may have left half of one.
-                os.write(handle, f"\n{self._digest} {text}".encode())
+                if os.write(handle, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(handle)
             finally:
                 os.close(handle)
+        self._digest = digest
         self.events.append(event)
 
     def begin_as(self, events: Sequence[Event]) -> None:
