@@ -30,7 +30,7 @@ from bqnes_jax import (
 )
 from bqnes_jax.candidates import Outcome, SearchConfig
 from bqnes_jax.kernels import RBF, WL, Affine, FeatureRBF, WithCoordinates
-from bqnes_jax.spaces import NATS, SLIMMABLE, Product, Seeded, Subset
+from bqnes_jax.spaces import DARTS, NATS, SLIMMABLE, Product, Seeded, Subset
 from bqnes_jax.surrogates import WarpConfig, gp, wsabi
 from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.fitting import no_shape
@@ -50,6 +50,7 @@ from tests.toy import GRID
 SPACES = {
     "NATS": NATS,
     "SLIMMABLE": SLIMMABLE,
+    "DARTS": DARTS,
     "Product": Product(depth=(1, 2, 3), width=(16, 32), activation=("relu", "tanh")),
     "Seeded": Seeded(NATS, 3),
     "Subset": Subset(NATS, (3, 77, 901, 15_000)),
@@ -357,6 +358,7 @@ WITHIN = {
     "loop": "loop and loop_all",
     "loop_all": "loop and loop_all",
     "scan": "scan, us",
+    "step_keys": "scan, us",
     "select_ensemble": "algorithms, BQ-S",
     "select_members": "algorithms, Best single",
     "best_single": "algorithms, Best single",
