@@ -296,7 +296,7 @@ BAD = {
     "search(family=family, data=data, train=3)": "the family decides how it trains",
     "search(data=data)": "they must be uint8 of shape (n, height, width, channels)",
     "search(family=family, data=data, budget=1000)": "has 24 architectures: ask for at most",
-    "search(family=family, data=data, executor=3, workers=2)": "executor is a int; it must be a",
+    "search(family=family, data=data, budget=12, executor=3, workers=2)": "executor is a int; it",
     "from_arrays(x, y.astype(str))": "labels are text",
     "from_arrays(x, y + 1)": "labels are from 1 to 2",
     "from_arrays(x, y, split=(300, 0, 100))": "the size of valid is 0",
