@@ -217,7 +217,8 @@ def test_what_kills_every_worker_has_failed(cluster, folder, tmp_path):
     of_deadly = [tuple(arch) in deadly for arch in run.record.archs.tolist()]
     assert failed.tolist() == of_deadly and 0 < failed.sum() < 8
     tries = farm.tries_in(folder)
-    # A worker may die while a task is on its way to it: that is a try without a trace.
+    # Seen once: a try that counted, of which there is no trace. Probably its task waited for a
+    # worker that died of another one.
     assert {3} <= {len(own) for arch, own in tries.items() if arch in deadly} <= {2, 3}
     again = search(family, tmp_path / "run")
     is_same(run, again)
