@@ -59,7 +59,8 @@ class Gate(NamedTuple):
 def read(name: str, seeded: Path | None = None) -> tuple[Tabulated, Tabulated | None]:
     """Return a table, and the one with several seeds, if there is one."""
     if name in tables.names():
-        return tables.load(name), tables.load(name, seeds=3) if name == "digits" else None
+        several = max(tables.weight_seeds(name))
+        return tables.load(name), tables.load(name, seeds=several) if several > 1 else None
     return tables.read(Path(name)), None if seeded is None else tables.read(seeded)
 
 

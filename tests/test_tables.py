@@ -253,7 +253,7 @@ def test_architectures_are_chosen_to_have_neighbours():
 class TestDigits:
     def test_what_it_holds(self):
         space, table, labels = tables.load("digits")
-        files = Path(tables.__file__).parent.glob("*.npz")
+        files = Path(tables.__file__).parent.glob("digits*.npz")
         assert sum(file.stat().st_size for file in files) < 12e6, "both tables together"
         assert space.size == 1024
         assert table.test_log_probs.shape == table.classes.shape == (1024, 600, 10)
@@ -298,7 +298,7 @@ class TestDigits:
         with pytest.raises(BQNESError, match="table is 'mnist'; allowed are 'digits'"):
             tables.load("mnist")
         for given, says in (
-            ({"name": "mnist"}, "table is 'mnist'; allowed are 'digits', or the path of an .npz"),
+            ({"name": "mnist"}, "table is 'mnist'; allowed are 'digits', 'cifar10', or the path"),
             ({"name": "mine.npz"}, "mine.npz is not there"),
             ({"name": "mine.npz", "seeds": 3}, "weight seeds are those of the table"),
         ):
@@ -306,7 +306,35 @@ class TestDigits:
                 tables.find(**given)
 
     def test_a_table_is_found_by_its_name_or_its_path(self, tmp_path):
-        assert tables.names() == ("digits",) and tables.find("digits").space.size == 1024
+        assert tables.names() == ("digits", "cifar10")
+        assert tables.find("digits").space.size == 1024
         path = tmp_path / "mine.npz"
         path.write_bytes((Path(packed.__file__).parent / "digits-seeds.npz").read_bytes())
         assert tables.find(str(path)).space.size == 768
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+class TestCIFAR10:
+    def test_what_it_holds(self):
+        space, table, labels = tables.load("cifar10")
+        assert (Path(tables.__file__).parent / "cifar10.npz").stat().st_size < 15e6
+        assert space.size == 256
+        assert table.test_log_probs.shape == table.classes.shape == (256, 1800, 10)
+        assert sorted(choose_different(256, 32, neighbours=True)) == list(space.numbers)
+        assert table.train_points == 5000 and labels.shape == (1800,)
+        assert (np.bincount(labels) > 120).all()
+
+    def test_its_networks_have_learnt_and_differ(self):
+        _, table, labels = tables.load("cifar10")
+        test = np.asarray(table.test_log_probs.argmax(-1) == labels).mean(axis=1)
+        assert 0.4 < np.median(test) < 0.5 < 0.55 and (test > 0.3).mean() > 0.8
+        fitted = np.asarray(table.train_log_likelihoods) / 5000
+        assert fitted.mean() > 0.5 * np.asarray(table.log_likelihoods).mean() / 1800
+
+    def test_an_ensemble_of_the_best_beats_the_best(self):
+        _, table, labels = tables.load("cifar10")
+        best = jnp.argsort(-table.log_likelihoods)[:5]
+        members = table.test_log_probs[best]
+        mixture = ensemble_log_probabilities(jnp.full(5, 0.2), members)
+        ours, single = (log_likelihood(one, labels, log=True) for one in (mixture, members[0]))
+        assert ours > single + 100

@@ -69,7 +69,7 @@ class CompareCommand:
         weight_seeds: with how many seeds each architecture can be trained; the table in the package
             has 1, or 3 of a quarter of its cells. With several there are two more algorithms, BQ-W
             and Deep ensemble; the others have the first seed.
-        table: digits, or an .npz that `bqnes tabulate` wrote.
+        table: digits, cifar10, or an .npz that `bqnes tabulate` wrote.
         live: train what the algorithms ask for, on a store in the output directory.
         workers: with --live, train on this many processes of a Dask cluster, or on all workers of a
             scheduler (tcp://host:8786): at once what all searches of a kind ask for.
