@@ -84,6 +84,19 @@ def leave_the_end(folder):
     (folder / "commit_success.txt").touch()
 
 
+def test_a_description_with_an_unknown_name_is_put_aside(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state_at(1))
+        checkpoints.save(state_at(2))
+    description = tmp_path / "2" / "_CHECKPOINT_METADATA"
+    text = description.read_text().replace("commit_time", "comiit_time")
+    description.write_text(text.replace('"custom_metadata": {}', '"custom_metadata": {"a": 1}'))
+    with pytest.warns(UserWarning, match="2 is damaged"):
+        checkpoints = Checkpoints(tmp_path)
+    with checkpoints:
+        assert int(checkpoints.latest(state_at(0)).step) == 1
+
+
 @pytest.mark.parametrize(
     "spoil", [empty, leave_the_end, spoil_types, lambda folder: shutil.rmtree(folder / "default")]
 )

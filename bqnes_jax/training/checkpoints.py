@@ -93,7 +93,11 @@ class Checkpoints:
             directory.mkdir(exist_ok=True)
             _remove(directory, _TEMPORARY)  # Orbax would do it in a thread, which prints tracebacks
             _put_undescribed_aside(directory)
-            self._manager = ocp.CheckpointManager(directory, options=options)
+            try:
+                self._manager = ocp.CheckpointManager(directory, options=options)
+            except ValueError:  # of a description that was altered: it reads all of them
+                _put_altered_aside(directory)
+                self._manager = ocp.CheckpointManager(directory, options=options)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -185,6 +189,14 @@ def _put_undescribed_aside(directory: Path) -> None:
     newest = max((int(folder.name) for folder in set(folders) - set(damaged)), default=None)
     for folder in damaged:
         _put_aside(folder, "its description cannot be read", _from_step(newest))
+
+
+def _put_altered_aside(directory: Path) -> None:
+    """Put aside checkpoints whose files are known, and are not those that were saved."""
+    for folder in [path for path in directory.iterdir() if path.name.isdecimal()]:
+        name = _files_of(folder)
+        if not is_unknown(directory, name) and not is_noted(directory, name, digest_folder(folder)):
+            _put_aside(folder, "its files are not those that were saved", "does without it")
 
 
 def _is_described(folder: Path) -> bool:
