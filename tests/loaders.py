@@ -26,6 +26,7 @@ from bqnes_jax.nats_bench import Archive, read_results, write_results
 from bqnes_jax.nats_bench.archive import _listed
 from bqnes_jax.nats_bench.results import empty
 from bqnes_jax.runs import Ensemble, Record, Run, configure, make_family, preset_config
+from bqnes_jax.runs.journal import Journal, events_of
 from bqnes_jax.runs.layout import read_config
 from bqnes_jax.runs.record import read_record, write_record
 from bqnes_jax.spaces import NATS
@@ -314,6 +315,7 @@ def a_run(folder):
         classes=np.array(3),
     )
     write_record(folder / "search.npz", record)
+    Journal(folder / "arrivals.log", NATS).begin_as(events_of(record.beginning, 2))
     config = preset_config()
     content = {"config": dataclasses.asdict(config), "versions": {"jax": "0.5"}}
     write_bound(folder / "config.json", as_json(content))

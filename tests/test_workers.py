@@ -103,6 +103,10 @@ def test_processes_and_the_same_order_again(folder, tmp_path):
         search(family, tmp_path / "other", replay=tmp_path / "run", initial=4)
     with pytest.raises(BQNESError, match=r"which has no arrivals\.log"):
         search(family, tmp_path / "other", replay=tmp_path)
+    log = tmp_path / "run" / "arrivals.log"
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(BQNESError, match=r"lost its end: 7 of 8 candidates arrive in it; give the"):
+        search(family, tmp_path / "other", replay=tmp_path / "run")
 
 
 def test_a_search_grows_and_changes_its_workers(folder, threads, tmp_path):

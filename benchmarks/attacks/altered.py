@@ -18,6 +18,7 @@ import numpy as np
 from attacks.tally import Tally
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import Run
+from bqnes_jax.runs.launch import _order_of
 from bqnes_jax.studies import robustness
 from bqnes_jax.training.checkpoints import Checkpoints, check_same
 from tests.alterations import Choices, altered_bytes
@@ -78,6 +79,7 @@ def read_everything(folder: Path) -> str:
         [*entries],
         store.variables(ARCH, 0),
         robustness.read_study(run),
+        _order_of(folder, run.config, run.family),
     ]
     text = repr(jax.tree.map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, found))
     return hashlib.sha256(text.encode()).hexdigest()

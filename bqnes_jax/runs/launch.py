@@ -21,7 +21,7 @@ from bqnes_jax import algorithms, candidates, drivers, elastic
 from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.candidates.base import check_members
 from bqnes_jax.data import Split, check_split
-from bqnes_jax.elastic import Event
+from bqnes_jax.elastic import Arrived, Event
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
 from bqnes_jax.families.base import Progress
@@ -207,7 +207,16 @@ def _order_of(directory: Path, config: RunConfig, family: NetworkFamily) -> Sequ
         raise BQNESError(
             f"replay is {directory}, which has {name} = {old!r}, not {new!r}; give the same config."
         )
-    return Journal(directory / ARRIVALS, family.space).events
+    events = Journal(directory / ARRIVALS, family.space).events
+    recorded = _record_so_far(directory, family)
+    searched = 0 if recorded is None else len(recorded.archs)
+    arrived = sum(isinstance(event, Arrived) for event in events)
+    if arrived < searched:
+        raise BQNESError(
+            f"{directory / ARRIVALS} has lost its end: {arrived} of {searched} candidates arrive "
+            "in it; give the run's own command without --replay, or replay another run."
+        )
+    return events
 
 
 def _of_first_stage(progress: Progress) -> Progress:
