@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -128,11 +129,22 @@ class RunCommand:
 
 def _run(config: RunConfig, out: Path, workers: str | None, replay: Path | None) -> None:
     # matplotlib takes a second to import
-    from bqnes_jax.report import summary, warnings_of, write_report
+    from bqnes_jax.report import rehearse, summary, warnings_of, write_report
 
-    with cluster_of(workers) as cluster, progress_bar("training") as progress:
+    with (
+        cluster_of(workers) as cluster,
+        progress_bar("training") as progress,
+        ThreadPoolExecutor(1) as meanwhile,
+    ):
         elsewhere = {} if cluster is None else cluster._asdict()
-        run = search(config, out=out, progress=progress, replay=replay, **elsewhere)
+        run = search(
+            config,
+            out=out,
+            progress=progress,
+            replay=replay,
+            started=lambda bench: meanwhile.submit(rehearse, config, bench),
+            **elsewhere,
+        )
     if not is_first():
         return
     candidates = len(run.record.archs)

@@ -34,6 +34,7 @@ from bqnes_jax.metrics import (
 from bqnes_jax.report import architectures, html, plots
 from bqnes_jax.report.html import Drawing, Row, Section
 from bqnes_jax.report.plots import Predicted, signed
+from bqnes_jax.report.selections import list_selections, rehearse
 from bqnes_jax.runs import Ensemble, Metrics, Run
 from bqnes_jax.spaces import Space
 from bqnes_jax.studies import robustness
@@ -45,6 +46,7 @@ __all__ = [
     "kernel_coordinates",
     "predict_each",
     "rank_correlation",
+    "rehearse",
     "row_of",
     "summary",
     "warnings_of",
@@ -53,7 +55,6 @@ __all__ = [
 
 _SHIFT = ("shift-accuracy", "shift-ece", "shift-log-likelihood")
 _METRICS = ("accuracy, %", "ECE", "log-likelihood")
-_METHODS = ("restack", "recombine", "beam", "corrective", "logpool")
 # The figures that are not in every report: an older one's must not stay beside a new page.
 _MAY_BE_OLD = re.compile(
     r"(architecture-\d+|evidence|surrogate|disagreement|shift-[a-z-]+)\.(png|pdf)"
@@ -71,14 +72,8 @@ def summary(run: Run, sizes: Sequence[int] = ()) -> list[Row]:
             f"run {run.directory} has no network whose training succeeded; train longer, or with "
             "a smaller learning rate."
         )
-    algorithm = algorithms.find_trainable(run.config.algorithm)
-    # Of one architecture is what the algorithm selects, not what its method does among all.
-    own = (None if algorithm.one_architecture else algorithm.method, run.config.ensemble_size)
-    sizes = sizes or (run.config.ensemble_size,)
-    sizes = [size for size in sizes if size <= len(run.record.archs)]
-    asked = [("top", 1), *((method, size) for size in sizes for method in _METHODS), own]
-    ordered = sorted(dict.fromkeys(asked), key=lambda pair: pair[1])
-    return [row_of(run.ensemble(size, method)) for method, size in ordered]
+    asked = list_selections(run.config, len(run.record.archs), sizes)
+    return [row_of(run.ensemble(size, method)) for method, size in asked]
 
 
 def warnings_of(ensemble: Ensemble, rows: Sequence[Row]) -> list[str]:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -62,6 +62,7 @@ def search(
     executor: Executor | None = None,
     workers: Workers | None = None,
     replay: str | os.PathLike[str] | None = None,
+    started: Callable[[Workbench], object] | None = None,
     **fields: object,
 ) -> Run:
     """Search a space with real training, and return the run.
@@ -82,6 +83,7 @@ def search(
         workers: how many networks to train at once there, or a function that tells.
         replay: the directory of a run that was trained so; what it asked for and what arrived
             happens in the same order again.
+        started: called with what trains, when a new run is about to train its first network.
         **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset.
     """
     if not (prior is None or isinstance(prior, str) or callable(prior)):
@@ -122,9 +124,8 @@ def search(
             team = stack.enter_context(open_team(executor, workers, **given))
         elif workers is not None:
             raise BQNESError(f"workers is {workers!r}, but executor is None; give one, or neither.")
-        return _launch(
-            config, family, data, prior, directory, progress, scratch, team=team, order=order
-        )
+        given = (config, family, data, prior, directory, progress, scratch)
+        return _launch(*given, team=team, order=order, started=started)
 
 
 def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior | None) -> None:
@@ -157,6 +158,7 @@ def _launch(
     *,
     team: Team | None = None,
     order: Sequence[Event] | None = None,
+    started: Callable[[Workbench], object] | None = None,
 ) -> Run:
     """Search in a directory; first with shared weights, if that is how candidates are evaluated."""
     algorithm = algorithms.find_trainable(config.algorithm)
@@ -181,6 +183,8 @@ def _launch(
     )
     if is_first():
         _keep_shared(directory, bench)
+        if started is not None and recorded is None:
+            started(bench)
     journal = None
     if team is not None or order is not None or (directory / ARRIVALS).exists():
         journal = Journal(directory / ARRIVALS, family.space)
