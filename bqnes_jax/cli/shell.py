@@ -223,15 +223,15 @@ def _number(variable: str) -> int | None:
 def prepare_jax() -> None:
     """Let JAX use every core, and keep compiled programs, so that the next command starts sooner.
 
-    They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory; those that
-    took a tenth of a second to compile, or what $JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says.
+    They go where $JAX_COMPILATION_CACHE_DIR says, or into the user's cache directory: also small
+    ones, of which a command has dozens, unless $JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS is set.
     """
     use_all_cores()
     if jax.config.values["jax_compilation_cache_dir"] is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "bqnes-jax"))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def interruptible(function: Callable[[], None], farewell: str) -> None:
