@@ -5,7 +5,9 @@ that all share. Both search once for each strategy and seed, whatever is then se
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -149,12 +151,32 @@ def compare_on_table(
         return _repeat(once, mesh)(keys, evaluate)
 
     labels, sizes_of = tabulated.test_labels, _sizes(whole, sizes, config)
+    if report is not None:
+        report("searching")
+    _prepare(names, lambda name: choose(name, largest))
     return _compare(names, sizes_of, seeds, choose, predict, labels, report, ece_reference)
 
 
 def _pairs(names: Sequence[str]) -> list[Pair]:
     """Return those algorithms that choose candidates and then select among them."""
     return [found for found in map(algorithms.find, names) if isinstance(found, Pair)]
+
+
+def _prepare(names: Sequence[str], choose: Callable[[str], object]) -> None:
+    """Search and select once by each algorithm, strategies beside each other.
+
+    Compiling takes most of it, and keeps a single core busy. On several hosts nothing is done:
+    programs must follow each other in the same order on all of them.
+    """
+    if jax.process_count() > 1:
+        return
+    of_strategy: dict[str, list[str]] = {}
+    for name in names:
+        if isinstance(found := algorithms.find(name), Pair) and not found.one_architecture:
+            of_strategy.setdefault(found.strategy, []).append(name)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(lambda same: [*map(choose, same)], of_strategy.values()):
+            pass  # an error in a thread is raised here
 
 
 def _searched_space(name: str, space: Space, size: int) -> Space:
