@@ -75,8 +75,8 @@ def all_but_slow(names, *quick):
 
 def is_slow(item):
     """Tell whether a test takes seconds: `slow`, or `slow("float64")`, in that precision alone."""
-    mark = item.get_closest_marker("slow")
-    return mark is not None and (not mark.args or item.callspec.params["precision"] in mark.args)
+    marks = item.iter_markers("slow")  # of the function, and of a parameter
+    return any(not mark.args or item.callspec.params["precision"] in mark.args for mark in marks)
 
 
 def pytest_collection_finish():

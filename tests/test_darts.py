@@ -193,6 +193,7 @@ def test_kernels_are_chosen_as_for_other_spaces():
     np.testing.assert_array_equal(coordinates.sum(axis=1), 32)
 
 
+@pytest.mark.slow
 def test_few_of_ten_thousand_draws_share_their_features():
     """Hashing into 4,096 buckets hardly loses anything beyond what labels tell apart."""
     hashed = WL(DARTS, 1, buckets=4096)

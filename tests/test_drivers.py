@@ -39,7 +39,7 @@ def setting_of(name, space, precision, budget=9):  # of 9 candidates the last ba
     return candidates.make(name, space, config=config), config
 
 
-@pytest.mark.parametrize("name", all_but_slow(candidates.strategies(), "us", "evolution"))
+@pytest.mark.parametrize("name", all_but_slow(candidates.strategies(), "us"))
 # Many programs to compile: one space in each precision.
 @pytest.mark.parametrize(
     ("space", "precision"),

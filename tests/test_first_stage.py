@@ -73,6 +73,7 @@ def test_the_shortlist_is_an_ensemble_and_then_the_likeliest(finished, monkeypat
         np.testing.assert_array_equal(found, first.record.archs[expected])
 
 
+@pytest.mark.slow
 def test_it_is_read_again_and_goes_on_without_training(finished, monkeypatch):
     again = Run.load(finished.directory)
     assert again.saved_ensemble().texts == finished.ensemble().texts
@@ -94,6 +95,7 @@ def test_a_longer_shortlist_trains_what_is_missing(finished):
     assert run.config.shortlist == Run.load(finished.directory).config.shortlist == 4
 
 
+@pytest.mark.slow
 def test_a_run_never_becomes_shorter(finished):
     before = texts(Run.load(finished.directory))
     for fields in ({"shortlist": 2}, {"algorithm": "random+caruana", "ensemble_size": 3}):

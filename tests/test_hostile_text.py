@@ -99,6 +99,7 @@ def test_an_error_is_never_long():
     assert str(error).startswith("name is aaa") and str(error).endswith("; it must be short.")
 
 
+@pytest.mark.slow
 def test_no_name_makes_a_line_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where the report goes
     forged = "x\nwarning: all is lost"

@@ -179,7 +179,11 @@ def close(ours, theirs, tolerance):
 @pytest.mark.slow("float64")
 @pytest.mark.parametrize(
     ("train", "precision"),
-    [(False, "float32"), (True, "float32"), (True, "float64")],
+    [
+        pytest.param(False, "float32", marks=pytest.mark.slow),
+        (True, "float32"),
+        (True, "float64"),
+    ],
     indirect=["precision"],
 )
 def test_a_slice_equals_the_small_network(train, tolerance, precision):

@@ -184,6 +184,7 @@ def test_warnings_reach_people(house, finished):
     assert "Warnings" in page and run.status.explain().split(";")[0] in page
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path):
     family, data, seen = mlp.family, mlp.cancer(), []
     result = bqnes_jax.search(

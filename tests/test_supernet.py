@@ -159,6 +159,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_goes_on(tmp_path):
     equal(train_supernet(key, data, CONFIG, tmp_path), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_description_is_damaged_is_put_aside(tmp_path):
     """Orbax reads all descriptions before any checkpoint, and stops at a number of 5,000 digits."""
     key, data, undisturbed = jax.random.key(0), make_data(), finished()

@@ -309,6 +309,7 @@ def test_a_scheduler_that_dies_ends_the_search_in_a_sentence(scheduler, folder, 
     assert len(farm.tries_in(folder)) == 8 and before < 8
 
 
+@pytest.mark.slow
 def test_nobody_answers():
     with (
         pytest.raises(BQNESError, match="no scheduler answers"),

@@ -72,7 +72,7 @@ def summary(run: Run, sizes: Sequence[int] = ()) -> list[Row]:
             f"run {run.directory} has no network whose training succeeded; train longer, or with "
             "a smaller learning rate."
         )
-    asked = list_selections(run.config, len(run.record.archs), sizes)
+    asked = list_selections(run.config, len(run.record.archs), sizes=sizes)
     return [row_of(run.ensemble(size, method)) for method, size in asked]
 
 

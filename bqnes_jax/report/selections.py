@@ -14,7 +14,7 @@ _METHODS = ("restack", "recombine", "beam", "corrective", "logpool")
 
 
 def list_selections(
-    config: RunConfig, count: int, sizes: Sequence[int] = ()
+    config: RunConfig, count: int, *, sizes: Sequence[int] = ()
 ) -> list[tuple[str | None, int]]:
     """Return methods and sizes of ensembles among so many candidates, None for the run's own.
 
