@@ -15,7 +15,7 @@ from bqnes_jax.parallel.devices import (
     spread,
     use_all_cores,
 )
-from bqnes_jax.parallel.executors import Calls, Lost, OnRay, OnSubmitit, Workers
+from bqnes_jax.parallel.executors import Calls, Lost, OnDask, OnRay, OnSubmitit, Workers
 from bqnes_jax.parallel.hosts import agree, is_first, own_part, wait_for_all
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Chunk",
     "Cluster",
     "Lost",
+    "OnDask",
     "OnRay",
     "OnSubmitit",
     "Workers",

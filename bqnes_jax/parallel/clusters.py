@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.parallel.devices import host_memory
-from bqnes_jax.parallel.executors import Workers
+from bqnes_jax.parallel.executors import OnDask, Workers
 
 _SECONDS = 15  # that a scheduler may take to answer
 _CLOSING = 5  # seconds, after which processes are left to end with this one
@@ -53,7 +53,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
         count = int(where)
         check_whole("workers", count, 1)
         with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
-            yield Cluster(client.get_executor(pure=False), _Threads(client))
+            yield Cluster(OnDask(client), _Threads(client))
         return
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said in sentences
     try:
@@ -68,7 +68,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
         if not client.nthreads():
             text = f"{where} has no workers yet; training begins with the first."
             warnings.warn(text, stacklevel=3)
-        yield Cluster(client.get_executor(pure=False), _Threads(client))
+        yield Cluster(OnDask(client), _Threads(client))
 
 
 class _Threads:
@@ -102,7 +102,7 @@ def _local_cluster(count: int) -> Iterator:
             threads_per_worker=1,
             processes=True,
             memory_limit=host_memory() // count,
-            dashboard_address=None,  # pyright: ignore[reportArgumentType] (as documented)
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             silence_logs=logging.CRITICAL,
         )
         with _closing(cluster):

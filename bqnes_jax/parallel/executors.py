@@ -4,9 +4,11 @@ Any `concurrent.futures.Executor` will do: `ProcessPoolExecutor`, Dask's `Client
 and with the adapters here submitit's (Slurm) and Ray's.
 """
 
+import asyncio
+import collections
 import concurrent.futures
 import contextlib
-import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from bqnes_jax.elastic import wait_for_first
 from bqnes_jax.errors import BQNESError, check_whole
 
 TRIES = 3  # of a call, before it counts as lost
+_LOSSES = 10  # of a call that never began: its workers may die of what is sent to them
 
 Workers = int | Callable[[], int]
 Future = concurrent.futures.Future
@@ -59,11 +62,11 @@ class Calls:
             )
         if not callable(workers):
             check_whole("workers", workers, 1)
-        self._executor, self._function, self._workers = executor, function, workers
+        self._executor, self._function, self._workers = _sound(executor), function, workers
         self._flying: dict[Future, int] = {}
         self._given: dict[int, tuple[Any, ...]] = {}
-        self._tries: dict[int, int] = {}
-        self._starts = itertools.count()
+        self._tries: collections.Counter[int] = collections.Counter()  # that began
+        self._losses: collections.Counter[int] = collections.Counter()
         self._lost: list[tuple[float, int]] = []  # since when, and which
 
     @property
@@ -78,9 +81,7 @@ class Calls:
         """Begin a call; of the same number again, with other arguments, is the same call."""
         self._given[number] = arguments
         with _gone_in_a_sentence(OSError, RuntimeError):
-            future = self._executor.submit(
-                call_once, self._function, next(self._starts), *arguments
-            )
+            future = self._executor.submit(self._function, *arguments)
         self._flying[future] = number
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
@@ -92,18 +93,18 @@ class Calls:
         for future in wait_for_first(self._flying, seconds=_PATIENCE if wait else 0.0):
             number = self._flying.pop(future)
             result = self._result_of(future, number)
-            if isinstance(result, Lost) and self._tries[number] < TRIES:
+            if isinstance(result, Lost) and self._may_try_again(number):
                 self._lost.append((time.monotonic(), number))
                 continue
             del self._given[number]
             ended.append((number, result))
         return sorted(ended, key=lambda pair: pair[0])
 
-    def _try_again(self) -> None:
-        """Begin lost calls again, after a second: by then it is known who is left to do them.
+    def _may_try_again(self, number: int) -> bool:
+        return self._tries[number] < TRIES and self._losses[number] < _LOSSES
 
-        What waits for a worker that dies of something else would count as lost with it.
-        """
+    def _try_again(self) -> None:
+        """Begin lost calls again, after a second: by then it is known who is left to do them."""
         for since, number in list(self._lost):
             late = time.monotonic() - since > _PATIENCE
             if late and len(self._flying) < max(self.size, 1):
@@ -117,7 +118,7 @@ class Calls:
 
     def _result_of(self, future: Future, number: int) -> Any:
         """Return the result of a call, or that it is lost; raise what nobody can mend."""
-        tried = 1
+        begun = 1
         try:
             with _gone_in_a_sentence():
                 result = future.result()
@@ -130,16 +131,12 @@ class Calls:
                     f"a worker cannot do its work ({reason}); give all workers the same packages "
                     "and modules as here."
                 ) from error
-            tried += getattr(error, "allowed_failures", 0)  # Dask has tried more often itself
+            begun = getattr(error, "begun", 1)  # Dask tries again itself, or has not begun
             result = Lost(" ".join(str(error).split())[:300])
         if isinstance(result, Lost):
-            self._tries[number] = self._tries.get(number, 0) + tried
+            self._tries[number] += begun
+            self._losses[number] += 1
         return result
-
-
-def call_once(function: Callable[..., Any], start: int, *arguments: Any) -> Any:
-    """Call a function; to Dask, which remembers calls, one that is tried again is another."""
-    return function(*arguments)
 
 
 def _is_death(error: Exception) -> bool:
@@ -160,6 +157,67 @@ def _gone_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
             f"the workers are gone: their pool or their scheduler has ended ({reason}); what was "
             "trained is stored: start them again, and give the same command."
         ) from None
+
+
+def _sound(executor: concurrent.futures.Executor) -> concurrent.futures.Executor:
+    """Return what stands in for Dask's own executor, and any other as it is."""
+    if type(executor).__name__ != "ClientExecutor":
+        return executor
+    return OnDask(executor._client, **executor._kwargs)  # type: ignore[attr-defined]
+
+
+class OnDask(concurrent.futures.Executor):
+    """An executor of Dask's tasks that tells of those whose workers died how often they had begun.
+
+    Dask blames a death on all that was sent to a worker, also on what waited there. And its own
+    executor never ends a task whose result is lost on its way and cannot be made again.
+
+    Args:
+        client: Dask's.
+        **options: of each task: resources, workers, ….
+    """
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        self._client, self._options = client, {**options, "pure": False}  # not the same call again
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Submit a task."""
+        name = f"begun-{secrets.token_hex(8)}"
+        task = self._client.submit(_begin, name, fn, args, kwargs, **self._options)
+        future: Future = Future()
+        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+        self._client.loop.add_callback(_pass_on, self._client, task, name, future)
+        return future
+
+
+def _begin(name: str, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """Call a function on a worker, after the scheduler has heard of it."""
+    from distributed import Queue
+
+    queue = Queue(name)
+    queue.put(None)
+    queue.close()
+    return function(*args, **kwargs)
+
+
+async def _pass_on(client: Any, task: Any, name: str, future: Future) -> None:
+    """Wait for a task, and let a future have its result or error."""
+    from distributed import Queue
+
+    begun = Queue(name, client=client)
+    error = result = None
+    try:
+        await begun  # it is there before the task ends
+        result = await task
+    except asyncio.CancelledError:
+        future.cancel()
+    except Exception as raised:
+        error = raised
+        with contextlib.suppress(Exception):
+            error.begun = await begun.qsize()  # type: ignore[attr-defined]
+    begun.close()
+    if future.set_running_or_notify_cancel():
+        future.set_result(result) if error is None else future.set_exception(error)
 
 
 class OnSubmitit(concurrent.futures.Executor):
