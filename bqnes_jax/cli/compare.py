@@ -27,7 +27,7 @@ from bqnes_jax.cli.shell import (
 from bqnes_jax.data import check_split
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import with_seeds
-from bqnes_jax.files import locked, write_whole, writing
+from bqnes_jax.files import as_path, locked, write_whole, writing
 from bqnes_jax.runs import (
     RunConfig,
     TaskConfig,
@@ -130,7 +130,7 @@ class CompareCommand:
             say(f"written to {out}")
 
     def _live_folder(self) -> Path:
-        return self.out or Path("runs", f"compare-{self.task.label}")
+        return as_path(self.out or Path("runs", f"compare-{self.task.label}"))
 
     def _data(self, live: bool) -> str:
         return self.task.data_name if live else self.table
@@ -268,7 +268,7 @@ class TabulateCommand:
         if self.table is not None and self.table.suffix != ".npz":
             raise BQNESError(f"table is {self.table}; it must end in .npz.")
         prepare_jax()
-        folder = self.store or Path("stores", self.task.data_name)
+        folder = as_path(self.store or Path("stores", self.task.data_name))
         numbers = tables.choose_different(self.count, self.best, neighbours=self.neighbours)
         for table in self.known:
             numbers = numbers[~np.isin(numbers, tables.numbers_of(table))]
@@ -321,6 +321,7 @@ class TabulateCommand:
 
 def write_tables(rows: list[comparison.Row], folder: Path) -> None:
     """Write a comparison as text, CSV, Markdown and LaTeX."""
+    folder = as_path(folder)
     with writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, write in (

@@ -24,7 +24,7 @@ from bqnes_jax.cli.shell import (
     warn,
 )
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused, write_whole, writing
+from bqnes_jax.files import as_path, damaged_means_refused, write_whole, writing
 from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.parallel import is_first
 from bqnes_jax.runs import Ensemble, Metrics, Run, RunConfig, TaskConfig, search
@@ -47,8 +47,9 @@ class RunCommand:
             paper, with the choices of the published code).
         config: a YAML or JSON file with fields that differ from the preset, nested as the config in
             a report is: 'search: {budget: 60}'.
-        out: directory of the run; by default runs/<data>-<algorithm>-seed<seed>, with the family
-            and the preset before it if they are others.
+        out: directory of the run, also s3://bucket/run or gs://bucket/run; by default
+            runs/<data>-<algorithm>-seed<seed>, with the family and the preset before it if they are
+            others.
         resume: go on with a run that is in that directory; otherwise it is refused.
         hosts: how many processes do this run together, each with the same command; by default what
             Slurm, Open MPI, a TPU pod or $JAX_NUM_PROCESSES says. They share --out.
@@ -116,7 +117,7 @@ class RunCommand:
         parts += [config.label, config.algorithm.replace(" ", "-"), f"seed{config.seed}"]
         parts += [] if config.seeds == 1 else [f"of{config.seeds}"]
         parts += [] if config.evaluate == "alone" else [config.evaluate]
-        out = self.out or Path("runs", "-".join(parts))
+        out = as_path(self.out or Path("runs", "-".join(parts)))
         if not self.resume and out.exists():
             raise BQNESError(f"{out} is there already; choose another --out, or give --resume.")
         join_hosts(self.hosts, self.host, self.coordinator)

@@ -19,6 +19,7 @@ from bqnes_jax.data import Split, check_images
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables
 from bqnes_jax.families.images import as_images, moments_of
+from bqnes_jax.files import Remote
 from bqnes_jax.identity import identity
 from bqnes_jax.parallel import (
     agree,
@@ -143,6 +144,11 @@ def _trained_supernet(data: Split, config: SupernetConfig, setting: Setting) -> 
         if setting.progress is not None:
             setting.progress(step, total, "training the supernet")
 
+    if isinstance(setting.directory, Remote) and config.pretrained is None:
+        raise BQNESError(
+            f"the checkpoints of a supernet cannot be kept in {setting.directory}; train it in a "
+            "local directory (--out), or give one that is trained (--train.pretrained)."
+        )
     with tempfile.TemporaryDirectory(prefix="bqnes-") as scratch:
         directory = Path(config.pretrained or Path(setting.directory or scratch) / "supernet")
         state = train_supernet(key, data, config, directory, progress=report)

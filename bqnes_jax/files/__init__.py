@@ -10,30 +10,39 @@ from bqnes_jax.files.atomic import (
     writing,
 )
 from bqnes_jax.files.digests import check_bound, write_bound
+from bqnes_jax.files.remote import Remote, as_path
 from bqnes_jax.files.untrusted import (
     Bounded,
     check_plain,
     check_unpacked,
     damaged_means_refused,
+    is_there,
     load_json,
     open_file,
     read_json,
+    read_log,
     read_small,
+    size_of_file,
 )
 
 __all__ = [
     "Bounded",
+    "Remote",
     "as_json",
+    "as_path",
     "check_bound",
     "check_plain",
     "check_unpacked",
     "damaged_means_refused",
+    "is_there",
     "load_json",
     "locked",
     "make_folder",
     "open_file",
     "read_json",
+    "read_log",
     "read_small",
+    "size_of_file",
     "sweep",
     "write_bound",
     "write_json",

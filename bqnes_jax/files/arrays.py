@@ -8,7 +8,6 @@ set aside. What is wrong comes out as a ValueError, or as what zipfile and zlib 
 import contextlib
 import io
 import math
-import os
 import re
 import typing
 import zipfile
@@ -18,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bqnes_jax.files.untrusted import check_unpacked, open_file
+from bqnes_jax.files.untrusted import check_unpacked, open_file, size_of_file
 
 Fields = TypeVar("Fields", bound=tuple)
 
@@ -77,7 +76,7 @@ def open_npz(path: Path) -> Iterator[Npz]:
     """Open an `.npz`, unless it would unpack to far more than it is."""
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         claimed = sum(member.file_size for member in archive.infolist())
-        check_unpacked(claimed, os.fstat(file.fileno()).st_size)
+        check_unpacked(claimed, size_of_file(file))
         yield Npz(archive)
 
 
@@ -98,13 +97,13 @@ def read_arrays(path: Path, kind: type[Fields]) -> Fields:
 def read_npy(path: Path) -> np.ndarray:
     """Read an `.npy` of numbers."""
     with open_file(path) as file:
-        return _stored(file, os.fstat(file.fileno()).st_size).read()
+        return _stored(file, size_of_file(file)).read()
 
 
 def map_npy(path: Path) -> np.ndarray:
     """Return an `.npy` of numbers that stays in its file until it is indexed."""
     with open_file(path) as file:
-        _, dtype, shape, by_columns = _stored(file, os.fstat(file.fileno()).st_size)
+        _, dtype, shape, by_columns = _stored(file, size_of_file(file))
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files.remote import Remote
 
 _ENDING = ".tmp"
 _TEMPORARY = f"-{'[0-9a-f]' * 16}{_ENDING}"
@@ -26,6 +27,9 @@ def write_whole(path: Path, content: bytes, *, overwrite: bool = True, swept: bo
     A file that is replaced keeps its mode; a link is replaced, and what it points to stays. What
     killed writers of the file left is removed, unless its directory is one that is swept anyway.
     """
+    if isinstance(path, Remote):
+        path.write(content) if overwrite else path.create(content)
+        return
     stem = path.stem[:40]
     if not swept:
         sweep(path.parent, f"{glob.escape(stem)}{_TEMPORARY}")
@@ -81,6 +85,8 @@ def sweep(directory: Path, names: str = f"*{_TEMPORARY}", *, age: float = _ABAND
 
     A clock may have been set back since: what is from the future is as old as it is far.
     """
+    if isinstance(directory, Remote):  # nothing is ever half written
+        return
     for path in directory.glob(names):
         with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
             if abs(time.time() - path.lstat().st_mtime) > age:
@@ -91,16 +97,20 @@ def sweep(directory: Path, names: str = f"*{_TEMPORARY}", *, age: float = _ABAND
 def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Refuse to do what another process is doing, or wait; the system lets go when one ends.
 
-    Whoever holds the lock of a directory sweeps it.
+    Whoever holds the lock of a directory sweeps it. In an object store a lock is a lease.
     """
+    busy = f"{what} is at work in another process"
+    if isinstance(path, Remote):
+        with _leased(path, busy, wait=wait):
+            yield
+        return
     with writing(what):
         handle = _open_lock(path)
     try:
-        busy = f"{what} is at work in another process"
         try:
             if not _try_lock(handle):
                 if not wait:
-                    raise BQNESError(f"{busy}; wait for it, or choose another directory.")
+                    raise _refusal(busy)
                 warnings.warn(f"{busy}; waiting for it.", stacklevel=3)
                 while not _try_lock(handle):
                     time.sleep(0.2)
@@ -110,6 +120,24 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _refusal(busy: str) -> BQNESError:
+    return BQNESError(f"{busy}; wait for it, or choose another directory.")
+
+
+@contextlib.contextmanager
+def _leased(path: Remote, busy: str, *, wait: bool) -> Iterator[None]:
+    """Hold a lock of an object store; one whose holder was killed is free after two minutes."""
+    while True:
+        with path.hold() as held:
+            if held:
+                yield
+                return
+        if not wait:
+            raise BQNESError(f"{_refusal(busy)} If it was killed, its lock ends in two minutes.")
+        warnings.warn(f"{busy}; waiting for it.", stacklevel=4)
+        time.sleep(5)
 
 
 def _open_lock(path: Path) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files.atomic import write_whole
-from bqnes_jax.files.untrusted import Bounded, open_file, read_small
+from bqnes_jax.files.remote import Remote
+from bqnes_jax.files.untrusted import Bounded, open_file, read_log
 
 DIGESTS = "SHA256SUMS"
 _LIMIT = 1 << 32  # bytes; no file of a run is as large
@@ -81,8 +82,12 @@ def note(directory: Path, name: str, digest: str) -> None:
     noted = _read(directory)
     if noted is not None and digest in noted.get(name, ()):
         return
+    path = directory / DIGESTS
+    if isinstance(path, Remote):
+        path.append(f"{digest}  {name}\n".encode())
+        return
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    handle = os.open(directory / DIGESTS, flags, 0o666)
+    handle = os.open(path, flags, 0o666)
     try:
         # Whoever was killed here may have left half a line.
         line = f"\n{digest}  {name}\n" if _ends_within_a_line(handle) else f"{digest}  {name}\n"
@@ -104,7 +109,7 @@ def _ends_within_a_line(handle: int) -> bool:
 def _read(directory: Path) -> Mapping[str, set[str]] | None:
     """Read all digests by name; None where there is no file. Broken lines count as nothing."""
     try:
-        text = read_small(directory / DIGESTS, follow=False).decode(errors="replace")
+        text = read_log(directory / DIGESTS).decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -7,7 +7,6 @@ each other in the order of the description.
 import hashlib
 import json
 import math
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from bqnes_jax.files.digests import write_bound
-from bqnes_jax.files.untrusted import open_file
+from bqnes_jax.files.untrusted import open_file, size_of_file
 from bqnes_jax.identity import canonical
 
 Tree = Any  # dict | list | tuple | None of such, or an array
@@ -166,7 +165,7 @@ def read_tree(path: Path) -> Tree:
             raise ValueError("it has been altered: the checksum of its header differs")
         header = _read_header(text)
         size = size_of(header.get("tree"))
-        if os.fstat(file.fileno()).st_size - file.tell() != size:
+        if size_of_file(file) - file.tell() != size:
             raise ValueError("it is cut short")
         content = file.read(size)
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.files.remote import Remote
 
 _TEXT_LIMIT = 1 << 26  # bytes; the places of a million images take a tenth
 _LEVELS = 32  # how deep lists and dicts may be nested; ours are five deep
@@ -47,6 +48,8 @@ def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
     A FIFO would keep its reader waiting, and a device has no end. Links are followed to files that
     people name, and not to those that a run or a store keeps.
     """
+    if isinstance(path, Remote):
+        return path.read()
     if not stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # Another may have put something else there meanwhile.
@@ -62,6 +65,22 @@ def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def size_of_file(file: io.BufferedReader) -> int:
+    """Return how many bytes an open file has, on a disk or in memory."""
+    try:
+        return os.fstat(file.fileno()).st_size
+    except io.UnsupportedOperation:
+        place = file.tell()
+        size = file.seek(0, os.SEEK_END)
+        file.seek(place)
+        return size
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is something of that name, be it a link to nothing."""
+    return path.exists() if isinstance(path, Remote) else os.path.lexists(path)
+
+
 def _is_hollow(status: os.stat_result) -> bool:
     """Tell whether a file claims far more bytes than the disk holds of it, as a sparse one can."""
     blocks = getattr(status, "st_blocks", None)  # of 512 bytes; Windows does not say
@@ -71,10 +90,17 @@ def _is_hollow(status: os.stat_result) -> bool:
 def read_small(path: Path, *, follow: bool = True, limit: int = _TEXT_LIMIT) -> bytes:
     """Read a file that people write, too; ValueError if it is far larger than they do."""
     with open_file(path, follow=follow) as file:
-        size = os.fstat(file.fileno()).st_size  # which may be less than can be read
+        size = size_of_file(file)  # which may be less than can be read
         if size > limit:
             raise ValueError(f"it has {size:,} bytes, more than {limit:,}")
         return Bounded(file, limit).read()
+
+
+def read_log(path: Path, *, limit: int = _TEXT_LIMIT) -> bytes:
+    """Read a file that lines are added to; in an object store it has an object for each."""
+    return (
+        path.read_log() if isinstance(path, Remote) else read_small(path, follow=False, limit=limit)
+    )
 
 
 def check_plain(content: object, levels: int = _LEVELS) -> None:

@@ -22,7 +22,7 @@ from bqnes_jax import algorithms
 from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import families, is_named
-from bqnes_jax.files import make_folder, sweep, write_whole, writing
+from bqnes_jax.files import as_path, make_folder, sweep, write_whole, writing
 from bqnes_jax.kernels import KernelConfig, make_kernel
 from bqnes_jax.metrics import (
     accuracy,
@@ -90,7 +90,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
         run: what to report.
         directory: where `report.html` and `plots/` go; by default that of the run.
     """
-    directory = run.directory if directory is None else Path(directory)
+    directory = run.directory if directory is None else as_path(directory)
     rows, ensemble = summary(run), run.saved_ensemble()
     own = row_of(ensemble)
     rows = [own if row[:2] == own[:2] else row for row in rows]

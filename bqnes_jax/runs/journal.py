@@ -19,7 +19,7 @@ import numpy as np
 from bqnes_jax.drivers import Recorded
 from bqnes_jax.elastic import Arrived, Asked, Event
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused, read_small, writing
+from bqnes_jax.files import Remote, damaged_means_refused, read_log, writing
 from bqnes_jax.spaces import Space
 
 _DIGITS = 16  # of a digest, which finds damage
@@ -39,6 +39,24 @@ class Journal:
         digest = _chain(self._digest, text)
         # First a new line: whoever was killed may have left half of one.
         line = f"\n{digest} {text}".encode()
+        if isinstance(self._path, Remote):
+            self._add(self._path, line)
+        else:
+            self._write(line)
+        self._digest = digest
+        self.events.append(event)
+
+    def _add(self, path: Remote, line: bytes) -> None:
+        """Write a line of its own number, which another process cannot have written."""
+        try:
+            path.append(line, len(self.events))
+        except FileExistsError:
+            raise BQNESError(
+                f"{path} has been continued by another process, which was at work in this run, "
+                "too; let one of them go on."
+            ) from None
+
+    def _write(self, line: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with writing(str(self._path)):
             handle = os.open(self._path, flags, 0o666)
@@ -48,8 +66,6 @@ class Journal:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        self._digest = digest
-        self.events.append(event)
 
     def begin_as(self, events: Sequence[Event]) -> None:
         """Let it have these events first, unless it has others."""
@@ -101,7 +117,7 @@ def _read(path: Path, space: Space) -> tuple[list[Event], str]:
     waiting: set[int] = set()
     asked = 0
     with damaged_means_refused(path, "has been altered", remedy=remedy):
-        for line in read_small(path, follow=False, limit=_LIMIT).decode().split("\n"):
+        for line in read_log(path, limit=_LIMIT).decode().split("\n"):
             own, _, text = line.partition(" ")
             if not text.endswith("}"):  # cut short
                 continue

@@ -25,7 +25,7 @@ from bqnes_jax.elastic import Arrived, Event
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
 from bqnes_jax.families.base import Progress
-from bqnes_jax.files import writing
+from bqnes_jax.files import as_path, writing
 from bqnes_jax.files.trees import write_tree
 from bqnes_jax.identity import describe_code, first_difference, identity
 from bqnes_jax.parallel import Workers, is_first, wait_for_all
@@ -74,8 +74,9 @@ def search(
         prior: a pure function of n×length architectures that returns n log-weights, or its name as
             package.module:function; −inf rules an architecture out. By default all are equally
             likely.
-        out: the directory of the run; one that was begun before goes on from there, and further if
-            the budget is larger. By default a temporary one, which is removed with the result.
+        out: the directory of the run, also s3://bucket/run or gs://bucket/run; one that was begun
+            before goes on from there, and further if the budget is larger. By default a temporary
+            one, which is removed with the result.
         preset: "tiny", "small", "paper" or "reference", unless a config is given.
         progress: called with (done, of how many, what is done).
         executor: who trains: any `concurrent.futures.Executor`, such as `ProcessPoolExecutor` or
@@ -104,7 +105,7 @@ def search(
         raise BQNESError(
             f"executor is given to {jax.process_count()} hosts; leave --hosts out: workers train."
         )
-    order = None if replay is None else _order_of(Path(replay), config, family)
+    order = None if replay is None else _order_of(as_path(replay), config, family)
 
     scratch = None
     if out is None:
@@ -112,7 +113,7 @@ def search(
             raise BQNESError("out is None; several hosts need a directory that all of them see.")
         scratch = tempfile.TemporaryDirectory(prefix="bqnes-")
         out = scratch.name
-    directory = Path(out)
+    directory = as_path(out)
     with begin(directory, config), contextlib.ExitStack() as stack:
         team = None
         if executor is not None:

@@ -28,8 +28,10 @@ from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily, families, is_named, with_seeds
 from bqnes_jax.files import (
     as_json,
+    as_path,
     check_bound,
     damaged_means_refused,
+    is_there,
     read_json,
     write_bound,
     writing,
@@ -95,11 +97,11 @@ class Run:
             family: what was trained; needed if it is not one of the package, since what a file
                 names is not imported.
         """
-        directory = Path(directory)
+        directory = as_path(directory)
         if not (directory / CONFIG).is_file():
             raise BQNESError(f"{directory} is not a run: it has no {CONFIG}.")
         config = read_config(directory)
-        if not os.path.lexists(directory / SEARCH):
+        if not is_there(directory / SEARCH):
             raise BQNESError(
                 f"run {directory} is not finished; the command that began it goes on with it."
             )

@@ -25,7 +25,7 @@ from jaxtyping import Int32
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import Evaluation, NetworkFamily, Setting, Trainer
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.files import Remote, write_whole, writing
 from bqnes_jax.parallel import Calls, Lost, Workers, is_out_of_memory
 
 _FILE = "task.pickle"
@@ -37,7 +37,7 @@ class Task(NamedTuple):
     Attributes:
         arch: what it trains.
         digest: of the family, the data and the setting, pickled.
-        path: where they are.
+        path: where they are; empty if they are in no file.
         double: whether JAX computes in float64.
         content: what is there, for a worker that does not see it.
     """
@@ -123,7 +123,9 @@ def open_team(
         seed: of the weights.
         directory: of the run, where workers may look for what the family has prepared.
     """
-    offer = (family, jax.tree.map(np.asarray, data), seed, os.path.abspath(directory))
+    local = not isinstance(directory, Remote)  # a worker may not be let into an object store
+    place = os.path.abspath(directory) if local else ""
+    offer = (family, jax.tree.map(np.asarray, data), seed, place)
     try:
         content = cloudpickle.dumps(offer)
     except Exception as error:
@@ -133,17 +135,19 @@ def open_team(
             "import, without open files or devices."
         ) from error
     path = directory / _FILE
-    with writing(f"run {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+    if local:
+        with writing(f"run {directory}"):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
     digest, double = hashlib.sha256(content).hexdigest(), jax.config.values["jax_enable_x64"]
-    task = Task(np.zeros(0, np.int32), digest, os.path.abspath(path), double)
+    task = Task(np.zeros(0, np.int32), digest, os.path.abspath(path) if local else "", double)
     calls = Calls(executor, perform, workers)
     try:
         yield Team(calls, task, content)
     finally:
         calls.cancel()
-        path.unlink(missing_ok=True)
+        if local:
+            path.unlink(missing_ok=True)
 
 
 def perform(task: Task) -> Evaluation | Absent | Mistake | Lost:
@@ -174,11 +178,11 @@ _contents: dict[str, bytes] = {}  # that came with tasks
 @functools.lru_cache(maxsize=2)
 def _prepare(digest: str, path: str) -> Trainer:
     """Let a family prepare itself, once in a worker; FileNotFoundError if it is nowhere."""
-    content = _contents.pop(digest, None) or Path(path).read_bytes()
+    content = _contents.pop(digest, None) or (Path(path).read_bytes() if path else b"")
     if hashlib.sha256(content).hexdigest() != digest:  # another run's, or half of a copy
         raise FileNotFoundError(2, os.strerror(2), path)
     if os.getcwd() not in sys.path:  # as where the command was given
         sys.path.insert(0, os.getcwd())
     family, data, seed, directory = pickle.loads(content)
-    place = Path(directory)
-    return family.prepare(data, Setting(seed, place if place.is_dir() else None, asked=1))
+    seen = os.path.isdir(directory)
+    return family.prepare(data, Setting(seed, Path(directory) if seen else None, asked=1))

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bqnes_jax.errors import BQNESError, check_choice, check_shape, check_whole
-from bqnes_jax.files import load_json, trees
+from bqnes_jax.files import load_json, size_of_file, trees
 from bqnes_jax.files.trees import Tree
 from bqnes_jax.identity import canonical, digest, first_difference
 
@@ -183,7 +183,7 @@ def decode(file: io.BufferedReader, manifest: Manifest, *, part: Part = "predict
 
     What the file claims about itself is compared with its size before memory is set aside.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = size_of_file(file)
     header, start = _read_header(file, size)
     entry = _entry(header)
     if header.get("store") != manifest.fingerprint:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import open_file, sweep, write_whole, writing
+from bqnes_jax.files import as_path, open_file, sweep, write_whole, writing
 from bqnes_jax.files.trees import Tree
 from bqnes_jax.identity import digest
 from bqnes_jax.storage.records import (
@@ -89,7 +89,7 @@ class Store:
     @classmethod
     def open(cls, directory: str | os.PathLike[str], manifest: Manifest | None = None) -> "Store":
         """Open a store, or make one; without a manifest, open what is there."""
-        directory = Path(directory)
+        directory = as_path(directory)
         path, entries = directory / "manifest.json", directory / "entries"
         if manifest is None and not path.is_file():
             raise BQNESError(f"{directory} is not a store: it has no manifest.json.")

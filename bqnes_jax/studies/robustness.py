@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from bqnes_jax.data import (
 )
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import as_json, check_bound, read_json, write_bound, writing
+from bqnes_jax.files import as_json, check_bound, is_there, read_json, write_bound, writing
 from bqnes_jax.pooling import Pool
 from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
 from bqnes_jax.storage import DamagedEntryWarning
@@ -278,7 +277,7 @@ def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
     Damaged files count as nothing, with a warning.
     """
     path = run.directory / _FILE
-    if not os.path.lexists(path):
+    if not is_there(path):
         return {}, [], {}
     try:
         check_bound(path, "measure it again.")
