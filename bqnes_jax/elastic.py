@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.candidates import Info, Outcome, Pending, SearchConfig, Strategy, tell
 from bqnes_jax.drivers import Report, Searched, step_keys
@@ -72,6 +72,15 @@ class Found(NamedTuple):
 
     searched: Searched
     events: list[Event]
+
+    @property
+    def asking_order(self) -> Int[np.ndarray, " n"]:
+        """Where in the history each candidate is, in the order in which they were asked for.
+
+        Scores are the log-probabilities of draws in that order: `quadrature.drawn_evidence` needs
+        it, and `history.scores[asking_order]` has it.
+        """
+        return np.argsort([event.number for event in self.events if isinstance(event, Arrived)])
 
 
 class OnExecutor:

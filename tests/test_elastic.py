@@ -149,6 +149,20 @@ def test_workers_join_and_leave(precision):
     is_same(again.searched, found.searched)
 
 
+@pytest.mark.parametrize("name", ["random", "posterior"])
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_probabilities_of_draws_are_those_of_the_order_of_asking(name, precision):
+    """The n-th of uniform draws has probability 1 / (size − n), and the last of all has 1."""
+    strategy, config = setting_of(name, GRID, precision, GRID.size)
+    found = drive(strategy, config, jax.random.key(2), Shuffled(look_up_of(GRID), 4))
+    scores, order = np.asarray(found.searched.history.scores), found.asking_order
+    uniform = GRID.size if name == "random" else config.initial
+    expected = -np.log(GRID.size - np.arange(GRID.size))[:uniform]
+    np.testing.assert_allclose(scores[order][:uniform], expected, atol=1e-9)
+    np.testing.assert_allclose(scores[order][-1], 0.0, atol=1e-9)
+    assert not np.allclose(scores[:uniform], expected), "it is not the order of arrival"
+
+
 @functools.lru_cache(maxsize=4)
 def pending_step(name, precision):
     strategy, _ = setting_of(name, GRID, precision)

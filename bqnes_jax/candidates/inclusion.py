@@ -33,7 +33,9 @@ def inclusion_probabilities(
 
     Args:
         space: the space, which can be listed.
-        history: what the search evaluated, its whole budget.
+        history: what the search evaluated, its whole budget, in the order in which it was asked
+            for. Of an asynchronous search, which chose while others were pending, the
+            probabilities are approximate: this lets each choice know all before it.
         kernel: of the search.
         config: of the search.
 

@@ -121,7 +121,8 @@ def drawn_evidence(
 
     Args:
         log_likelihoods: n, in the order of drawing, summed over the validation points; NaN marks
-            a failure, which has likelihood 0.
+            a failure, which has likelihood 0. Of an asynchronous search that is not the order of
+            its history, but `elastic.Found.asking_order`.
         log_draw_probabilities: n, log q_n, finite and at most 0.
         size: of the space.
         log_prior: n, log π_n, normalised over the space; by default all of it is equally likely.
