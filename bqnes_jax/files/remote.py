@@ -178,7 +178,8 @@ class Remote(type(Path())):
         finally:
             ended.set()
             thread.join()
-            own.write(_FREE)
+            with contextlib.suppress(BQNESError):  # then the lease ends by itself
+                own.write(_FREE)
 
 
 def _next_number(paths: Iterable[Remote]) -> int:

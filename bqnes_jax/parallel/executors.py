@@ -185,7 +185,12 @@ class OnDask(concurrent.futures.Executor):
         name = f"begun-{secrets.token_hex(8)}"
         task = self._client.submit(_begin, name, fn, args, kwargs, **self._options)
         future: Future = Future()
-        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+
+        def take_back(done: Future) -> None:
+            if done.cancelled() and task.status != "cancelled":
+                task.cancel()
+
+        future.add_done_callback(take_back)
         self._client.loop.add_callback(_pass_on, self._client, task, name, future)
         return future
 
