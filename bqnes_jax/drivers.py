@@ -84,20 +84,20 @@ def loop(
         report: called after each step with what is believed, and what was evaluated.
         recorded: the first candidates, if they are known: the search goes on after them.
     """
-    return _together([_conversation(strategy, config, key, report, recorded)], evaluate)[0]
+    return _together([conversation(strategy, config, key, report, recorded)], evaluate)[0]
 
 
 def loop_all(
     strategy: Strategy, config: SearchConfig, keys: Sequence[PRNGKey], evaluate: Evaluate
 ) -> list[Searched]:
     """Do several searches in step, so that what all of them ask for is evaluated together."""
-    return _together([_conversation(strategy, config, key) for key in keys], evaluate)
+    return _together([conversation(strategy, config, key) for key in keys], evaluate)
 
 
 Conversation = Generator[Architectures, Outcome, Searched]
 
 
-def _conversation(
+def conversation(
     strategy: Strategy,
     config: SearchConfig,
     key: PRNGKey,

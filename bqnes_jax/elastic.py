@@ -7,6 +7,8 @@ or do the same search again. With one evaluation at a time it is the search of `
 """
 
 import concurrent.futures
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -16,8 +18,9 @@ import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.candidates import Info, Outcome, Pending, SearchConfig, Strategy, tell
-from bqnes_jax.drivers import Report, Searched, step_keys
+from bqnes_jax.drivers import Report, Searched, conversation, step_keys
 from bqnes_jax.errors import check_whole
+from bqnes_jax.spaces import Architectures
 from bqnes_jax.types import PRNGKey
 
 
@@ -192,6 +195,49 @@ def drive(
             work.start()
     search.ask(room)  # for what is believed in the end
     return Found(search.searched, events)
+
+
+def drive_all(
+    strategy: Strategy, config: SearchConfig, keys: Sequence[PRNGKey], crew: Crew
+) -> list[Searched]:
+    """Do several searches at once, each as `drivers.loop` does it, with one crew for all.
+
+    None waits for another. Each waits for a batch of its own, so that what it finds does not depend
+    on the order of arrival.
+    """
+    searches = [conversation(strategy, config, key) for key in keys]
+    batches: list[dict[int, Outcome | None]] = [{} for _ in searches]
+    found: dict[int, Searched] = {}
+    waiting: deque[tuple[int, int, np.ndarray]] = deque()
+    running: dict[int, tuple[int, int]] = {}
+    numbers = itertools.count()
+
+    def ask(i: int, archs: Architectures) -> None:
+        batches[i] = dict.fromkeys(range(len(archs)))
+        waiting.extend((i, place, arch) for place, arch in enumerate(np.asarray(archs)))
+
+    for i, search in enumerate(searches):
+        ask(i, next(search))
+    while len(found) < len(searches):
+        while waiting and len(running) < max(crew.size, 1):
+            i, place, arch = waiting.popleft()
+            number = next(numbers)
+            running[number] = i, place
+            crew.start(number, arch)
+        for number, outcome in crew.finished(wait=True):
+            i, place = running.pop(number)
+            batches[i][place] = outcome
+            outcomes = list(batches[i].values())
+            if all(one is not None for one in outcomes):
+                try:
+                    ask(i, searches[i].send(_stacked(outcomes)))
+                except StopIteration as stop:
+                    found[i] = stop.value
+    return [found[i] for i in range(len(searches))]
+
+
+def _stacked(outcomes: list) -> Outcome:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outcomes)
 
 
 class _Search:

@@ -12,7 +12,7 @@ import pytest
 from bqnes_jax import candidates
 from bqnes_jax.candidates import Outcome, Pending, tell
 from bqnes_jax.drivers import loop
-from bqnes_jax.elastic import Arrived, Asked, OnExecutor, drive
+from bqnes_jax.elastic import Arrived, Asked, OnExecutor, drive, drive_all
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.tables import evaluator
 from tests.test_algorithms import table
@@ -147,6 +147,26 @@ def test_workers_join_and_leave(precision):
     assert rooms[0] == 0 and rooms == sorted(rooms) and rooms[-1] == 4
     again = drive(strategy, config, jax.random.key(5), crew, recorded=found.events)
     is_same(again.searched, found.searched)
+
+
+class Several(Shuffled):
+    """A crew of several searches, which may ask for the same."""
+
+    def start(self, number, arch):
+        self.running[number] = arch
+        self.most = max(self.most, len(self.running))
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_searches_at_once_are_those_one_after_another(precision, workers):
+    strategy, config = setting_of("us", GRID, precision)
+    look_up, keys = look_up_of(GRID), [jax.random.key(seed) for seed in range(3)]
+    crew = Several(look_up, workers)
+    found = drive_all(strategy, config, keys, crew)
+    assert crew.most == workers and crew.evaluated == 3 * config.budget
+    for key, one in zip(keys, found, strict=True):
+        is_same(one, loop(strategy, config, key, look_up))
 
 
 @pytest.mark.parametrize("name", ["random", "posterior"])

@@ -95,8 +95,8 @@ def test_other_commands_train_on_workers(folder):
     np.testing.assert_array_equal(alone["numbers"], workers["numbers"])
     farm_in = {"BQNES_TEST_FARM": str(folder / "tries")}
     compare = [
-        *("compare", "--live", *RUN[1:9], "--algorithms", "Random", "--sizes", 2, "--seeds", 2),
-        *("--initial", 3, "--budget", 4, "--fit.kernel-steps", 0),
+        *("compare", "--live", *RUN[1:9], "--algorithms", "BQ-S", "Random", "--seeds", 2),
+        *("--sizes", 2, "--initial", 3, "--budget", 4, "--fit.kernel-steps", 0),
     ]
     said = []
     for name, flags in {"one": [], "two": ["--workers", 2]}.items():

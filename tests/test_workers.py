@@ -20,6 +20,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.parallel import Calls, Lost, OnDask, OnRay, OnSubmitit, open_cluster
 from bqnes_jax.runs.journal import Journal
 from bqnes_jax.runs.tasks import open_team
+from bqnes_jax.runs.workbench import open_workbench
 from bqnes_jax.storage import Store
 from bqnes_jax.surrogates import FitConfig
 from tests import farm
@@ -160,6 +161,20 @@ def test_workers_without_the_file_system(folder, threads, tmp_path):
         ended = dict(itertools.chain.from_iterable(team.train(archs)))
     assert sorted(ended) == [0, 1, 2]
     assert all(one.valid_log_probs.shape == (20, 2) for one in ended.values())
+
+
+def test_what_two_searches_ask_for_is_trained_once(folder, threads, tmp_path):
+    family, arch = farm.watched(folder, seconds=0.1), np.array([2, 3], np.int32)
+    given = {"family": family, "data": farm.data(), "seed": 0, "directory": tmp_path}
+    with open_team(threads, 2, **given) as team:
+        crew = open_workbench(family, farm.data(), tmp_path, team=team).crew()
+        for number in range(3):
+            crew.start(number, arch)
+        found = {}
+        while len(found) < 3:
+            found |= dict(crew.finished(wait=True))
+    assert {len(tries) for tries in farm.tries_in(folder).values()} == {1}
+    assert len({float(one.log_likelihoods[0]) for one in found.values()}) == 1
 
 
 def test_a_journal_is_read_without_trust(folder, threads, tmp_path):
@@ -411,8 +426,14 @@ def test_jobs_of_submitit(folder, tmp_path):
 def test_tasks_of_ray(folder, tmp_path):
     ray = pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
     ray.init(num_cpus=2, include_dashboard=False)
+    workers = {"executor": OnRay(num_cpus=1), "workers": 2}
     try:
-        run = search(farm.watched(folder), tmp_path / "run", executor=OnRay(num_cpus=1), workers=2)
+        run = search(farm.watched(folder), tmp_path / "run", **workers)
+        deadly = {tuple(run.record.archs[order_of(tmp_path / "run").index(0)].tolist())}
+        family = farm.watched(folder, deadly=deadly)
+        other = search(family, tmp_path / "deadly", budget=4, **workers)
     finally:
         ray.shutdown()
     assert not np.isnan(run.record.log_likelihoods).any()
+    failed = {tuple(a) for a in other.record.archs[np.isnan(other.record.log_likelihoods)].tolist()}
+    assert failed == deadly and len(farm.tries_in(folder)[next(iter(deadly))]) == 4

@@ -72,7 +72,9 @@ class CompareCommand:
         table: digits, cifar10, or an .npz that `bqnes tabulate` wrote.
         live: train what the algorithms ask for, on a store in the output directory.
         workers: with --live, train on this many processes of a Dask cluster, or on all workers of a
-            scheduler (tcp://host:8786): at once what all searches of a kind ask for.
+            scheduler (tcp://host:8786). The searches of a kind are done at once, and none waits for
+            another: what they find is the same as without. With more workers than --seeds give a
+            larger --batch.
         out: a directory for the table as text, CSV, Markdown and LaTeX.
         preset: what is trained by default, with --live; reference also searches as the published
             code does.
@@ -117,7 +119,7 @@ class CompareCommand:
         if not live and self.workers is not None:
             raise BQNESError("workers train, and a table is trained already; give --live, too.")
         prepare_jax()
-        out = self._live_folder() if live else self.out
+        out = self._live_folder() if live else self.out and as_path(self.out)
         farewell = f"Stopped. What was trained is in {out}." if live else "Stopped."
         interruptible(lambda: self._compare(out, live), farewell)
 
@@ -178,10 +180,11 @@ class CompareCommand:
                     asked=asked,
                 )
                 bench = stack.enter_context(opened)
-            progress = stack.enter_context(progress_bar("training"))
+            count = _counted(stack.enter_context(progress_bar("training")), total)
+            measure = self.search.measure
             return comparison.compare_live(
                 bench.space,
-                bench.evaluator(_counted(progress, total), measure=self.search.measure),
+                bench.evaluator(count, measure=measure),
                 bench.test_log_probs,
                 jnp.asarray(bench.data.test.labels),
                 names,
@@ -190,6 +193,7 @@ class CompareCommand:
                 config=self.search,
                 prior=make_prior(self.prior),
                 calibrated=self.calibrate,
+                crew=None if bench.team is None else bench.crew(count, measure=measure),
             )
 
 
@@ -321,7 +325,6 @@ class TabulateCommand:
 
 def write_tables(rows: list[comparison.Row], folder: Path) -> None:
     """Write a comparison as text, CSV, Markdown and LaTeX."""
-    folder = as_path(folder)
     with writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, write in (

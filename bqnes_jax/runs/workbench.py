@@ -123,12 +123,12 @@ class Workbench(NamedTuple):
 
         return evaluate
 
-    def crew(self, report: Count | None = None) -> Crew:
+    def crew(self, report: Count | None = None, *, measure: Measure = "valid") -> Crew:
         """Return who evaluates candidates for an asynchronous search: the team, or one at a time.
 
         What is trained goes into the store before anything is said of it.
         """
-        return _Crew(self, self.evaluator(), report or (lambda count: None))
+        return _Crew(self, self.evaluator(measure=measure), report or (lambda count: None))
 
     def _is_stored(self, key: Key) -> bool:
         return not self.store.missing([key.arch], [key.seed])
@@ -145,6 +145,7 @@ class _Crew:
         self._bench, self._evaluate, self._report = bench, evaluate, report
         self._known: deque[int] = deque()  # or to be trained here
         self._given: dict[int, tuple[Key, np.ndarray]] = {}
+        self._trained: dict[Key, list[int]] = {}  # now, for whom: several searches may ask for it
 
     @property
     def size(self) -> int:
@@ -156,9 +157,12 @@ class _Crew:
         bench, arch = self._bench, np.asarray(arch)
         (key,) = keys_of(bench.space, arch[None], bench.seed)
         self._given[number] = key, arch
-        if bench.team is None or bench._is_stored(key):
+        if key in self._trained:
+            self._trained[key].append(number)
+        elif bench.team is None or bench._is_stored(key):
             self._known.append(number)
         else:
+            self._trained[key] = [number]
             bench.team.start(number, arch)
 
     def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
@@ -167,9 +171,12 @@ class _Crew:
         if self._known:
             return [self._outcome(self._known.popleft())]
         ended = [] if team is None else team.finished(wait=wait)
+        numbers = []
         for number, evaluation in ended:
-            self._bench.store.put(self._bench._entry_of(self._given[number][0], evaluation))
-        return [self._outcome(number) for number, _ in ended]
+            key, _ = self._given[number]
+            self._bench.store.put(self._bench._entry_of(key, evaluation))
+            numbers += self._trained.pop(key)
+        return [self._outcome(number) for number in numbers]
 
     def _outcome(self, number: int) -> tuple[int, Outcome]:
         _, arch = self._given.pop(number)

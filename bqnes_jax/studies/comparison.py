@@ -25,6 +25,7 @@ from bqnes_jax.candidates import Prior, SearchConfig
 from bqnes_jax.candidates.base import check_members
 from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
+from bqnes_jax.elastic import Crew, drive_all
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.files.text import count_members
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
@@ -235,6 +236,7 @@ def compare_live(
     report: Callable[[str], None] | None = None,
     prior: Prior | None = None,
     calibrated: bool = False,
+    crew: Crew | None = None,
 ) -> list[Row]:
     """Compare algorithms that train what they ask for; `evaluate` should remember what it did.
 
@@ -251,10 +253,13 @@ def compare_live(
         report: called with the name of what is done next.
         prior: over the space, as in `candidates.make`.
         calibrated: whether rows have calibrated metrics as well.
+        crew: who trains instead of `evaluate`, several at a time; by default all searches of a
+            strategy are done in step.
     """
     for name in names:
         find_trainable(name)
-    choose = choose_live(space, evaluate, seeds, config=config, prior=prior, calibrated=calibrated)
+    options = {"config": config, "prior": prior, "calibrated": calibrated, "crew": crew}
+    choose = choose_live(space, evaluate, seeds, **options)
     sizes_of = _sizes(space, sizes, config)
     return _compare(names, sizes_of, seeds, choose, predict, test_labels, report)
 
@@ -267,6 +272,7 @@ def choose_live(
     config: SearchConfig = SearchConfig(),
     prior: Prior | None = None,
     calibrated: bool = False,
+    crew: Crew | None = None,
 ) -> Choose:
     """Return a function (algorithm, size) that returns the ensembles of all seeds.
 
@@ -277,6 +283,8 @@ def choose_live(
     def searched(strategy: str, space: Space, config: SearchConfig):
         made = candidates.make(strategy, space, config=config, prior=prior)
         keys = [jax.random.key(seed) for seed in range(seeds)]
+        if crew is not None:
+            return drive_all(made, config, keys, crew)
         return loop_all(made, config, keys, evaluate)
 
     def choose(name: str, size: int) -> Chosen:
