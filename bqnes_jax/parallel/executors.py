@@ -182,8 +182,11 @@ class OnDask(concurrent.futures.Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         """Submit a task."""
-        name = f"begun-{secrets.token_hex(8)}"
-        task = self._client.submit(_begin, name, fn, args, kwargs, **self._options)
+        from distributed import Queue
+
+        # It is there before any worker writes into it: the last one to let go of it removes it.
+        begun = Queue(f"begun-{secrets.token_hex(8)}", client=self._client)
+        task = self._client.submit(_begin, begun.name, fn, args, kwargs, **self._options)
         future: Future = Future()
 
         def take_back(done: Future) -> None:
@@ -191,7 +194,7 @@ class OnDask(concurrent.futures.Executor):
                 task.cancel()
 
         future.add_done_callback(take_back)
-        self._client.loop.add_callback(_pass_on, self._client, task, name, future)
+        self._client.loop.add_callback(_pass_on, task, begun, future)
         return future
 
 
@@ -205,14 +208,10 @@ def _begin(name: str, function: Callable[..., Any], args: tuple, kwargs: dict) -
     return function(*args, **kwargs)
 
 
-async def _pass_on(client: Any, task: Any, name: str, future: Future) -> None:
+async def _pass_on(task: Any, begun: Any, future: Future) -> None:
     """Wait for a task, and let a future have its result or error."""
-    from distributed import Queue
-
-    begun = Queue(name, client=client)
     error = result = None
     try:
-        await begun  # it is there before the task ends
         result = await task
     except asyncio.CancelledError:
         future.cancel()
@@ -220,9 +219,10 @@ async def _pass_on(client: Any, task: Any, name: str, future: Future) -> None:
         error = raised
         with contextlib.suppress(Exception):
             error.begun = await begun.qsize()  # type: ignore[attr-defined]
-    begun.close()
     if future.set_running_or_notify_cancel():
         future.set_result(result) if error is None else future.set_exception(error)
+    with contextlib.suppress(Exception):  # the scheduler may be gone
+        begun.close()
 
 
 class OnSubmitit(concurrent.futures.Executor):
