@@ -119,7 +119,7 @@ def hold(path):
 
 
 def test_a_lock_is_a_lease(place):
-    path, refused = place / "lock", r"at work in another process.*ends in two minutes"
+    path, refused = place / "lock", r"at work in another process.*ends in a minute"
     with locked(path, "this run"), pytest.raises(BQNESError, match=refused):
         hold(path)
     assert hold(path) == 2, "it was let go"

@@ -128,14 +128,14 @@ def _refusal(busy: str) -> BQNESError:
 
 @contextlib.contextmanager
 def _leased(path: Remote, busy: str, *, wait: bool) -> Iterator[None]:
-    """Hold a lock of an object store; one whose holder was killed is free after two minutes."""
+    """Hold a lock of an object store; one whose holder was killed is free after a minute."""
     while True:
         with path.hold() as held:
             if held:
                 yield
                 return
         if not wait:
-            raise BQNESError(f"{_refusal(busy)} If it was killed, its lock ends in two minutes.")
+            raise BQNESError(f"{_refusal(busy)} If it was killed, its lock ends in a minute.")
         warnings.warn(f"{busy}; waiting for it.", stacklevel=4)
         time.sleep(5)
 

@@ -21,7 +21,7 @@ from typing import Any
 from bqnes_jax.errors import BQNESError
 
 _SCHEMES = {"s3": "s3", "gs": "gcs", "memory": "s3"}  # and the extra that has what it needs
-_LEASE = 120.0  # seconds, after which a lock that was not renewed is another's to take
+_LEASE = 60.0  # seconds, after which a lock that was not renewed is another's to take
 _HELD, _FREE = b"held by ", b"free"
 
 
