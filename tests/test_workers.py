@@ -263,7 +263,7 @@ def test_a_result_that_is_lost_on_its_way_is_made_again(cluster, folder):
 @pytest.mark.slow
 def test_who_waits_for_a_worker_that_dies_is_not_blamed(cluster):
     client = cluster.executor._client
-    client.wait_for_workers(2, timeout=60)  # another test may have killed them
+    client.wait_for_workers(1, timeout=100)  # another test may have killed them
     executor = OnDask(client, workers=[next(iter(client.nthreads()))])
     first, second = executor.submit(farm.die, 1.0), executor.submit(time.sleep, 0.0)
     begun = [future.exception(timeout=60).begun for future in (first, second)]
