@@ -20,6 +20,7 @@ ALLOWED = {
     "bqnes_jax.data.examples.Split: name",
     "bqnes_jax.families.flax.from_flax: recipe",
     "bqnes_jax.models.cells.NATSNetwork: name",
+    "bqnes_jax.models.darts.DARTSNetwork: name",
     "bqnes_jax.models.mobilenet.MobileNet: name",
     "bqnes_jax.runs.run.Ensemble: status",
     "bqnes_jax.runs.run.Run: _scratch",

@@ -28,7 +28,6 @@ to stage T = S + 1. Kernels have PyTorch's axes (out, in, height, width), and
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
@@ -37,27 +36,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
 from bqnes_jax.models.edges import Operation, Passed, pass_edges
-from bqnes_jax.models.norms import (
-    MOMENTUM,
-    along,
-    find_moments,
-    normalise,
-    normalise_batch,
-    pull_norm,
-)
+from bqnes_jax.models.layers import batch_norm, norm_variables, track, uniform
+from bqnes_jax.models.norms import along, find_moments, normalise, pull_norm
 from bqnes_jax.models.patches import convolve_by_products
 from bqnes_jax.models.shifts import Activations, OtherActivations
-from bqnes_jax.spaces.base import as_architectures
+from bqnes_jax.spaces.base import Space
 from bqnes_jax.spaces.nats import EDGES, NATS, OPERATIONS
 
 CONV_1X1, CONV_3X3 = (OPERATIONS.index(name) for name in ("nor_conv_1x1", "nor_conv_3x3"))
 
+_NUMBERS_KEPT = 50
 _AXES = ("CHWN", "OIHW", "CHWN")  # of activations, as everywhere, and of PyTorch's kernels
 
 
@@ -90,6 +83,36 @@ class NATSNetworkConfig:
         check_whole("classes", self.classes, 2)
         check_choice("layout", self.layout, ("auto", "convolution", "patches"))
         check_choice("bfloat16", self.bfloat16, (False, True))
+
+    @property
+    def space(self) -> Space:
+        """What can be built."""
+        return NATS
+
+    def build(self) -> nn.Module:
+        """Return the network."""
+        return NATSNetwork(self)
+
+    def count_kept(self, image_shape: tuple[int, ...]) -> float:
+        """Estimate how many numbers a gradient remembers of an image.
+
+        That is some 50 for each channel of each position in a cell.
+        """
+        rows, columns = image_shape[:2]
+        # Twice the channels at a quarter of the positions in each further stage.
+        return _NUMBERS_KEPT * rows * columns * self.channels * (1 + 1 / 2 + 1 / 4) * self.cells
+
+    def count_parameters(self, arch: Array, input_channels: int) -> Int[Array, "*batch"]:
+        """Count the parameters that architectures use."""
+        c = self.channels
+        widths = (c, 2 * c, 4 * c)
+        stem = 9 * input_channels * c + 2 * c
+        reductions = sum(9 * (w // 2 + w) * w + 4 * w + w // 2 * w for w in widths[1:])
+        head = 2 * widths[2] + (widths[2] + 1) * self.classes
+        of_1x1 = sum(w * w + 2 * w for w in widths)
+        of_3x3 = sum(9 * w * w + 2 * w for w in widths)
+        edges = jnp.sum(arch == CONV_1X1, -1) * of_1x1 + jnp.sum(arch == CONV_3X3, -1) * of_3x3
+        return stem + reductions + head + self.cells * edges
 
     def uses_patches(self) -> bool:
         """Tell whether convolutions are products of matrices, on the present backend."""
@@ -141,31 +164,9 @@ class NATSNetwork(nn.Module):
             x, _ = cast(tuple[Activations, None], of_stage(x, arch))
         x = nn.relu(_BatchNorm(name="lastact")(x.astype(images.dtype), train))
         features = jnp.mean(x, axis=(1, 2))
-        weight = self.param("classifier_weight", _uniform(channels), (config.classes, channels))
-        bias = self.param("classifier_bias", _uniform(channels), (config.classes,))
+        weight = self.param("classifier_weight", uniform(channels), (config.classes, channels))
+        bias = self.param("classifier_bias", uniform(channels), (config.classes,))
         return (weight @ features).T + bias
-
-
-def parameter_count(
-    arch: ArrayLike, config: NATSNetworkConfig, *, input_channels: int = 3
-) -> Int[Array, "*batch"]:
-    """Count the parameters that architectures use; any leading axes are kept.
-
-    Example:
-        >>> int(parameter_count(jnp.array([3, 3, 4, 1, 3, 1]), NATSNetworkConfig(classes=100)))
-        808276
-    """
-    check_whole("input_channels", input_channels, 1)
-    arch = as_architectures(NATS, arch)
-    c = config.channels
-    widths = (c, 2 * c, 4 * c)
-    stem = 9 * input_channels * c + 2 * c
-    reductions = sum(9 * (w // 2 + w) * w + 4 * w + w // 2 * w for w in widths[1:])
-    head = 2 * widths[2] + (widths[2] + 1) * config.classes
-    of_1x1 = sum(w * w + 2 * w for w in widths)
-    of_3x3 = sum(9 * w * w + 2 * w for w in widths)
-    edges = jnp.sum(arch == CONV_1X1, -1) * of_1x1 + jnp.sum(arch == CONV_3X3, -1) * of_3x3
-    return stem + reductions + head + config.cells * edges
 
 
 class _Cell(nn.Module):
@@ -179,16 +180,16 @@ class _Cell(nn.Module):
     def __call__(self, x: Activations, arch: Int32[Array, "6"]) -> tuple[Activations, None]:
         c = self.channels
         kernels = (
-            self.param("conv_1x1", _uniform(c), (len(EDGES), c, c, 1, 1)),
-            self.param("conv_3x3", _uniform(9 * c), (len(EDGES), c, c, 3, 3)),
+            self.param("conv_1x1", uniform(c), (len(EDGES), c, c, 1, 1)),
+            self.param("conv_3x3", uniform(9 * c), (len(EDGES), c, c, 3, 3)),
         )
-        weight, bias, *running = _norm_variables(self, (len(EDGES), 2, c))
+        weight, bias, *running = norm_variables(self, (len(EDGES), 2, c))
         own = _Convolutions(kernels, weight, bias)
         if not self.train:
             return _pass_forward(self.config, arch, x, own, running).nodes[3], None
         trained = _train_cell(self.config, arch, x, own)
         x, mean, var = cast(tuple[Array, Array, Array], trained)
-        _track(self, mean[:, None], var[:, None], x[0].size, _chosen(arch))
+        track(self, mean[:, None], var[:, None], x[0].size, _chosen(arch))
         return x, None
 
 
@@ -325,7 +326,7 @@ class _Reduction(nn.Module):
         c = x.shape[0]
         y = _ConvNorm(self.config, self.channels, stride=2, name="conv_a")(nn.relu(x), train)
         y = _ConvNorm(self.config, self.channels, name="conv_b")(nn.relu(y), train)
-        kernel = self.param("downsample", _uniform(c), (self.channels, c, 1, 1))
+        kernel = self.param("downsample", uniform(c), (self.channels, c, 1, 1))
         return y + _convolve(self.config, _halve(x), kernel)
 
 
@@ -339,8 +340,8 @@ class _ConvNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Activations, train: bool) -> OtherActivations:
         c = x.shape[0]
-        kernel = self.param("conv", _uniform(9 * c), (self.channels, c, 3, 3))
-        return _batch_norm(self, _convolve(self.config, x, kernel, self.stride), train)
+        kernel = self.param("conv", uniform(9 * c), (self.channels, c, 3, 3))
+        return batch_norm(self, _convolve(self.config, x, kernel, self.stride), train)
 
 
 class _BatchNorm(nn.Module):
@@ -348,41 +349,7 @@ class _BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Activations, train: bool) -> Activations:
-        return _batch_norm(self, x, train)
-
-
-def _batch_norm(module: nn.Module, x: Activations, train: bool) -> Activations:
-    weight, bias, mean, var = _norm_variables(module, x.shape[:1])
-    if not train:
-        return normalise(x, mean, var, weight, bias)
-    normalised = normalise_batch(x, weight, bias)
-    x, mean, var = cast(tuple[Array, Array, Array], normalised)
-    _track(module, mean, var, x[0].size)
-    return x
-
-
-def _norm_variables(module: nn.Module, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Declare weight, bias, running mean and running variance of batch norms."""
-    ones, zeros = jnp.ones(shape), jnp.zeros(shape)
-    return (
-        module.param("weight", lambda _: ones),
-        module.param("bias", lambda _: zeros),
-        module.variable("batch_stats", "running_mean", lambda: zeros).value,
-        module.variable("batch_stats", "running_var", lambda: ones).value,
-    )
-
-
-def _track(
-    module: nn.Module, mean: Array, var: Array, count: int, chosen: ArrayLike = True
-) -> None:
-    """Move the running statistics towards those of a batch, only where chosen.
-
-    As in PyTorch the variance is then the unbiased one, unlike that which normalises the batch.
-    """
-    for name, new in (("running_mean", mean), ("running_var", var * count / max(count - 1, 1))):
-        old = module.get_variable("batch_stats", name)
-        new = (1 - MOMENTUM) * old + MOMENTUM * lax.stop_gradient(new)
-        module.put_variable("batch_stats", name, jnp.where(chosen, new, old))
+        return batch_norm(self, x, train)
 
 
 def _convolve(
@@ -416,9 +383,3 @@ def _halve(x: Activations) -> Float[Array, "channels h w n"]:
         counts = np.minimum(2, length - np.arange(0, length, 2))
         x = (first + second) / along(jnp.asarray(counts, x.dtype), x, axis=axis)
     return x
-
-
-def _uniform(inputs: int):
-    """Initialise as PyTorch does: uniformly within 1/√inputs."""
-    bound = 1 / math.sqrt(inputs)
-    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
