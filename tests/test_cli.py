@@ -284,7 +284,7 @@ def test_what_was_renamed_or_is_wrong_is_refused_as_a_flag(capsys):
     [
         (
             ["--family", "moon"],
-            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', or 'package.",
+            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', 'darts', or 'package.",
         ),
         (["--family", "moon.light:family"], "there is no module 'moon'"),
         (["--family", "json:loads"], "the module holds a function there"),

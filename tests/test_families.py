@@ -21,16 +21,23 @@ from bqnes_jax.data import NO_AUGMENTATION, from_arrays
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import (
     CellFamily,
+    DARTSFamily,
     NetworkFamily,
     Setting,
     SliceFamily,
     from_flax,
     from_functions,
 )
-from bqnes_jax.models import MobileNetConfig, NATSNetworkConfig
+from bqnes_jax.models import DARTSNetworkConfig, MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.spaces import Product, SlimmableSpace
 from bqnes_jax.storage.entries import manifest_of
-from bqnes_jax.training import Recipe, SharedCellsConfig, SupernetConfig, TrainConfig
+from bqnes_jax.training import (
+    DARTSTrainConfig,
+    Recipe,
+    SharedCellsConfig,
+    SupernetConfig,
+    TrainConfig,
+)
 from tests import mlp
 from tests.conftest import all_but_slow
 
@@ -121,6 +128,14 @@ FAMILIES = {
                 batch=16,
                 save_every=2,
                 augment=NO_AUGMENTATION,
+            )
+        ),
+        IMAGES,
+    ),
+    "darts": (
+        DARTSFamily(
+            DARTSTrainConfig(
+                DARTSNetworkConfig(channels=2, cells=3), steps=2, batch=8, augment=NO_AUGMENTATION
             )
         ),
         IMAGES,
@@ -332,7 +347,7 @@ def test_another_recipe_or_function_is_another_family():
     [
         (
             lambda: families.find("moon"),
-            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', or",
+            "family is 'moon'; allowed are 'nats', 'slimmable', 'shared', 'darts', or",
         ),
         (lambda: made("no.such.module:family"), "there is no module 'no'"),
         (lambda: made("tests.mlp:nothing"), "the module has no such name"),

@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    arguments = [_renamed(argument) for argument in arguments if argument != "--debug"]
     try:
         command = tyro.cli(
             _commands(arguments),
@@ -57,6 +57,12 @@ def run(arguments: list[str]) -> int:
         complain(f"error: {reason} (unexpected; --debug shows where it came from)")
         return stop(1)
     return 0
+
+
+def _renamed(argument: str) -> str:
+    """Let a family be chosen by the space of its networks, too: --space darts."""
+    flag, *value = argument.split("=", 1)
+    return "=".join(["--family", *value]) if flag == "--space" else argument
 
 
 def _commands(arguments: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from bqnes_jax.families.base import Evaluation, NetworkFamily, Setting, SharingFamily, Trainer
 from bqnes_jax.families.cells import CellFamily
+from bqnes_jax.families.darts import DARTSFamily
 from bqnes_jax.families.flax import from_flax
 from bqnes_jax.families.functions import FunctionFamily, from_functions
 from bqnes_jax.families.registry import Kind, NoOptions, families, find, is_named, register
@@ -10,6 +11,7 @@ from bqnes_jax.families.slices import SliceFamily
 
 __all__ = [
     "CellFamily",
+    "DARTSFamily",
     "Evaluation",
     "FunctionFamily",
     "Kind",

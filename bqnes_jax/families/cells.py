@@ -1,4 +1,4 @@
-"""Cells of NATS-Bench as a family: each trained on its own, many of them in one program."""
+"""Cells as families: each trained on its own, many of them in one program."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables
 from bqnes_jax.families.images import as_images, moments_of
 from bqnes_jax.identity import identity
-from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.models import NetworkConfig
 from bqnes_jax.parallel import make_mesh, of_each, spread
-from bqnes_jax.spaces import NATS, Space
+from bqnes_jax.spaces import Space
 from bqnes_jax.training import (
     SharedCellsConfig,
     TrainConfig,
@@ -33,8 +33,8 @@ _SHARED_BY = 12  # how many times longer cells that share their weights are trai
 
 
 @dataclasses.dataclass(frozen=True)
-class CellFamily:
-    """The networks of the 15,625 cells of NATS-Bench.
+class TrainedCells:
+    """The networks of all cells of a space, trained by one program.
 
     Attributes:
         config: how each is trained. It has as many classes as the data, whatever is said there.
@@ -44,12 +44,10 @@ class CellFamily:
     config: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     keep: bool = True
 
-    name = "nats"
-
     @property
     def space(self) -> Space:
         """All cells."""
-        return NATS
+        return self.config.network.space
 
     def check(self, data: Split) -> None:
         """Refuse what are no images, and a batch larger than the training set."""
@@ -92,6 +90,17 @@ class CellFamily:
             network, np.stack(variables), archs, images, shared["moments"], mesh=mesh
         )
 
+    def _config(self, classes: int) -> TrainConfig:
+        network = dataclasses.replace(self.config.network, classes=classes)
+        return dataclasses.replace(self.config, network=network, keep_weights=self.keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class CellFamily(TrainedCells):
+    """The networks of the 15,625 cells of NATS-Bench."""
+
+    name = "nats"
+
     def sharing(self) -> tuple[str, SharedCellsConfig]:
         """Return how all cells are trained as one network: by the same recipe, for longer."""
         config = self.config
@@ -101,10 +110,6 @@ class CellFamily:
             steps=None if config.steps is None else _SHARED_BY * config.steps,
             **{name: getattr(config, name) for name in same},
         )
-
-    def _config(self, classes: int) -> TrainConfig:
-        network = dataclasses.replace(self.config.network, classes=classes)
-        return dataclasses.replace(self.config, network=network, keep_weights=self.keep)
 
 
 def _evaluation(trained, i: int, seconds: float) -> Evaluation:
@@ -124,7 +129,7 @@ def _evaluation(trained, i: int, seconds: float) -> Evaluation:
 
 
 def predict_cells(
-    config: NATSNetworkConfig,
+    config: NetworkConfig,
     weights: Float[ArrayLike, "M w"],
     archs: Int32[ArrayLike, "M length"],
     images: ArrayLike,
@@ -132,7 +137,7 @@ def predict_cells(
     *,
     mesh: Mesh | None = None,
 ) -> Float[np.ndarray, "M n classes"]:
-    """Return what M cells of NATS-Bench say, from their weights as vectors.
+    """Return what M cells say, from their weights as vectors.
 
     Images are divided among the devices of a mesh; by default all.
     """
@@ -140,8 +145,8 @@ def predict_cells(
 
 
 @functools.cache
-def _program(config: NATSNetworkConfig, mesh: Mesh | None):
-    network = NATSNetwork(config)
+def _program(config: NetworkConfig, mesh: Mesh | None):
+    network = config.build()
 
     def predict(images, weights, archs, moments):
         variables = unravel_weights(weights, config, images.shape[1:])

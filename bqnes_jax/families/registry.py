@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families.base import NetworkFamily
 from bqnes_jax.families.cells import CellFamily
+from bqnes_jax.families.darts import DARTSFamily
 from bqnes_jax.families.slices import SliceFamily
 from bqnes_jax.registry import Registry
-from bqnes_jax.training import SharedCellsConfig, SupernetConfig, TrainConfig
+from bqnes_jax.training import DARTSTrainConfig, SharedCellsConfig, SupernetConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ _KINDS = Registry[Kind](
         CellFamily.name: Kind("cells of NATS-Bench", TrainConfig(), CellFamily),
         "slimmable": Kind("slices of a MobileNetV2", SupernetConfig(), SliceFamily),
         "shared": Kind("cells that share their weights", SharedCellsConfig(), SliceFamily),
+        DARTSFamily.name: Kind("pairs of cells of DARTS", DARTSTrainConfig(), DARTSFamily),
     },
 )
 

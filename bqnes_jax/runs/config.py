@@ -31,7 +31,7 @@ class TaskConfig:
     """What networks are trained on, and how.
 
     Attributes:
-        family: nats, slimmable, shared, or package.module:family for one of your own.
+        family: nats, slimmable, shared, darts, or package.module:family for one of your own.
         data: a name that `bqnes data list` shows, or the path of an .npz with x and y.
         data_directory: where data sets are; by default $BQNES_DATA_DIR.
         image_size: shrink images to size × size; by default they stay as they are.

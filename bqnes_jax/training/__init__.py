@@ -1,6 +1,7 @@
 """Training many networks at once."""
 
 from bqnes_jax.training.population import (
+    DARTSTrainConfig,
     Population,
     TrainConfig,
     Trained,
@@ -27,6 +28,7 @@ from bqnes_jax.training.supernet import (
 )
 
 __all__ = [
+    "DARTSTrainConfig",
     "Population",
     "Recipe",
     "SharedCellsConfig",

@@ -1,4 +1,4 @@
-"""Train many architectures of NATS-Bench, with several seeds each, in one compiled program.
+"""Train many architectures of a space, with several seeds each, in one compiled program.
 
 `make_train(config)` returns a pure function of (key, architecture, data), to be compiled and mapped
 as you like. `train_population` is a thin shell around it: it cuts (architectures × seeds) into
@@ -27,7 +27,9 @@ from bqnes_jax.data.examples import Split
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.errors import BQNESError, check_positive, check_shape, check_whole
 from bqnes_jax.identity import EXTENT, SPEED, field
-from bqnes_jax.models.cells import NATSNetwork, NATSNetworkConfig
+from bqnes_jax.models.cells import NATSNetworkConfig
+from bqnes_jax.models.darts import DARTSNetworkConfig
+from bqnes_jax.models.networks import NetworkConfig
 from bqnes_jax.parallel import (
     Chunk,
     chunk_of,
@@ -38,13 +40,10 @@ from bqnes_jax.parallel import (
     place,
     spread,
 )
-from bqnes_jax.spaces.base import as_architectures
-from bqnes_jax.spaces.nats import NATS
+from bqnes_jax.spaces.base import EnumerableSpace, Space, as_architectures
 from bqnes_jax.training.recipe import check_recipe, count_steps, draw_batch, make_optimiser
 from bqnes_jax.training.vectors import size_of, unravel
 from bqnes_jax.types import PRNGKey
-
-_NUMBERS_KEPT = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +92,24 @@ class TrainConfig:
             check_positive("memory", self.memory)
 
 
+@dataclasses.dataclass(frozen=True)
+class DARTSTrainConfig(TrainConfig):
+    """The recipe of DARTS by default, without its auxiliary head and cutout.
+
+    Attributes:
+        network: the macro-skeleton.
+    """
+
+    network: DARTSNetworkConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=DARTSNetworkConfig
+    )
+    _: dataclasses.KW_ONLY
+    epochs: int = 600
+    batch: int = 96
+    learning_rate: float = 0.025
+    weight_decay: float = 3e-4
+
+
 class Trained(NamedTuple):
     """A trained member. One that failed has NaN instead of predictions, so that none is used.
 
@@ -135,7 +152,7 @@ class _State(NamedTuple):
     optimiser: optax.OptState
 
 
-Train = Callable[[PRNGKey, Int32[Array, "6"], Split], Trained]
+Train = Callable[[PRNGKey, Int32[Array, " length"], Split], Trained]
 
 
 def make_train(config: TrainConfig) -> Train:
@@ -143,9 +160,9 @@ def make_train(config: TrainConfig) -> Train:
 
     Map it over keys and architectures: `jax.vmap(make_train(config), (0, 0, None))`.
     """
-    network = NATSNetwork(config.network)
+    network = config.network.build()
 
-    def train(key: PRNGKey, arch: Int32[Array, "6"], data: Split) -> Trained:
+    def train(key: PRNGKey, arch: Int32[Array, " length"], data: Split) -> Trained:
         n = len(data.train.inputs)
         steps, per_epoch = count_steps(config, n)
         init_key, order_key, augment_key = jax.random.split(key, 3)
@@ -153,12 +170,13 @@ def make_train(config: TrainConfig) -> Train:
         moments = channel_moments(inputs)
         optimiser = make_optimiser(config, steps)
 
-        def loss_of(params, batch_stats, images, labels):
+        def loss_of(params, batch_stats, images, labels, drop_key):
             logits, updated = network.apply(
                 {"params": params, "batch_stats": batch_stats},
                 arch,
                 images,
                 train=True,
+                rngs={"drop_path": drop_key},
                 mutable=["batch_stats"],
             )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -167,10 +185,15 @@ def make_train(config: TrainConfig) -> Train:
         def step(carry, t):
             state, order, healthy = carry
             order, batch = draw_batch(order_key, order, t, per_epoch, config.batch)
-            images = augment(jax.random.fold_in(augment_key, t), inputs[batch], config.augment)
+            own_key = jax.random.fold_in(augment_key, t)
+            images = augment(own_key, inputs[batch], config.augment)
             images = normalise(images, *moments)
             (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                as_tree(state.params), state.batch_stats, images, labels[batch]
+                as_tree(state.params),
+                state.batch_stats,
+                images,
+                labels[batch],
+                jax.random.fold_in(own_key, 1),
             )
             gradient, _ = ravel_pytree(gradient)
             updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
@@ -206,20 +229,21 @@ def make_train(config: TrainConfig) -> Train:
     return train
 
 
-def weight_shapes(config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> dict:
+def weight_shapes(config: NetworkConfig, image_shape: tuple[int, ...]) -> dict:
     """Return the tree of what is trained, of shapes and types instead of arrays."""
-    arch, image = jnp.zeros(6, jnp.int32), jnp.zeros((1, *image_shape))
-    return jax.eval_shape(NATSNetwork(config).init, jax.random.key(0), arch, image)
+    arch, image = jnp.zeros(len(config.space.options), jnp.int32), jnp.zeros((1, *image_shape))
+    return jax.eval_shape(config.build().init, jax.random.key(0), arch, image)
 
 
-def draw_variables(key: PRNGKey, config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> dict:
-    """Draw initial variables for `NATSNetwork.apply`, as PyTorch does: uniform within 1/√inputs.
+def draw_variables(key: PRNGKey, config: NetworkConfig, image_shape: tuple[int, ...]) -> dict:
+    """Draw initial variables for `apply` of a network, as PyTorch does: uniform within 1/√inputs.
 
-    They are distributed as those of `NATSNetwork.init`, and come from a single draw: a draw for
+    They are distributed as those of its `init`, and come from a single draw: a draw for
     each parameter is a third of what there is to compile in a training program.
     """
     shapes = weight_shapes(config, image_shape)
     draws = jax.random.uniform(key, (size_of(shapes["params"]),), minval=-1, maxval=1)
+    features = shapes["params"]["classifier_weight"].shape[-1]
 
     def begin(path, leaf, draw):
         match path[-1].key:
@@ -228,7 +252,7 @@ def draw_variables(key: PRNGKey, config: NATSNetworkConfig, image_shape: tuple[i
             case "bias":
                 return jnp.zeros_like(draw)
             case "classifier_weight" | "classifier_bias":
-                return draw / math.sqrt(4 * config.channels)
+                return draw / math.sqrt(features)
         return draw / math.sqrt(math.prod(leaf.shape[-3:]))  # a kernel
 
     params = jax.tree_util.tree_map_with_path(
@@ -241,17 +265,17 @@ def draw_variables(key: PRNGKey, config: NATSNetworkConfig, image_shape: tuple[i
     return {"params": params, "batch_stats": stats}
 
 
-def weight_count(config: NATSNetworkConfig, image_shape: tuple[int, ...]) -> int:
+def weight_count(config: NetworkConfig, image_shape: tuple[int, ...]) -> int:
     """Count what is trained: parameters and running statistics of every operation."""
     return size_of(weight_shapes(config, image_shape))
 
 
 def unravel_weights(
     weights: Float[Array, "*members w"],
-    config: NATSNetworkConfig,
+    config: NetworkConfig,
     image_shape: tuple[int, ...],
 ) -> dict:
-    """Turn vectors of trained weights into variables for `NATSNetwork.apply`."""
+    """Turn vectors of trained weights into variables for `apply` of the network."""
     return unravel(weights, weight_shapes(config, image_shape))
 
 
@@ -271,7 +295,7 @@ def train_population(
 
     Args:
         key: of everything random.
-        archs: K×6.
+        archs: K of them.
         data: images and labels.
         config: of the network and its training.
         mesh: of the devices that members are divided among; by default all.
@@ -286,7 +310,7 @@ def train_population(
         >>> population.trained.failed.tolist(), population.seconds.shape
         ([[False, False], [False, False], [False, False]], (2,))
     """
-    archs = as_architectures(NATS, archs)
+    archs = as_architectures(config.network.space, archs)
     train = population_trainer(data, config, mesh=mesh, asked=len(archs) * config.seeds)
     parts, seconds = zip(*train(key, archs), strict=True)
     trained = jax.tree.map(
@@ -311,8 +335,9 @@ def population_trainer(
     def train(key: PRNGKey, archs: ArrayLike) -> Iterator[tuple[Trained, float]]:
         check_images(data, config.network.classes)
         count_steps(config, len(data.train.inputs))
-        archs = np.asarray(as_architectures(NATS, archs))
-        check_shape("archs", archs, (None, 6))
+        space = config.network.space
+        archs = np.asarray(as_architectures(space, archs))
+        check_shape("archs", archs, (None, len(space.options)))
         if not len(archs):
             raise BQNESError("archs are none; give at least one architecture.")
         archs = np.repeat(archs, config.seeds, axis=0)
@@ -334,18 +359,15 @@ def choose_chunk(
     """Choose how many members a device trains at once, of `asked` in all.
 
     A CPU does not train several at once: one after another each computes only its own operations.
-    Elsewhere, what a member needs is mostly what its gradient remembers of the forward pass, some
-    50 numbers for each channel of each position in a cell.
+    Elsewhere, what a member needs is mostly what its gradient remembers of the forward pass.
     """
     if config.chunk is not None:
         return chunk_of(config.chunk, asked, mesh)
     if jax.default_backend() == "cpu" and config.memory is None:
         return chunk_of(1, asked, mesh)
-    rows, columns = data.train.inputs.shape[1:3]
-    size = 2 if config.network.bfloat16 else jnp.dtype(float).itemsize
-    # Twice the channels at a quarter of the positions in each further stage.
-    positions = rows * columns * config.network.channels * (1 + 1 / 2 + 1 / 4)
-    each = _NUMBERS_KEPT * positions * config.network.cells * config.batch * size
+    in_half = getattr(config.network, "bfloat16", False)
+    size = 2 if in_half else jnp.dtype(float).itemsize
+    each = config.network.count_kept(data.train.inputs.shape[1:]) * config.batch * size
     memory = device_memory() if config.memory is None else config.memory
     return chunk_of(max(1, int(memory // each)), asked, mesh)
 
@@ -359,12 +381,19 @@ def _make_program(config: TrainConfig, mesh: Mesh):
 
         def member(one):
             arch, seed = one
-            own = jax.random.fold_in(jax.random.fold_in(key, NATS.index(arch)), seed)
+            own = jax.random.fold_in(key_of(config.network.space, key, arch), seed)
             return train(own, arch, data)
 
         return of_each(member, (archs, seeds))
 
     return spread(members, mesh, split=2)
+
+
+def key_of(space: Space, key: PRNGKey, arch: Int32[Array, " length"]) -> PRNGKey:
+    """Return an architecture's own key: folded with its number, or with each of its choices."""
+    if isinstance(space, EnumerableSpace):
+        return jax.random.fold_in(key, space.index(arch))
+    return lax.fori_loop(0, len(arch), lambda i, key: jax.random.fold_in(key, arch[i]), key)
 
 
 def ends_of(data: Split) -> list[int]:
