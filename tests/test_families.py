@@ -29,7 +29,7 @@ from bqnes_jax.families import (
     from_functions,
 )
 from bqnes_jax.models import DARTSNetworkConfig, MobileNetConfig, NATSNetworkConfig
-from bqnes_jax.spaces import Product, SlimmableSpace
+from bqnes_jax.spaces import ChoiceSpace, Product, SlimmableSpace
 from bqnes_jax.storage.entries import manifest_of
 from bqnes_jax.training import (
     DARTSTrainConfig,
@@ -325,7 +325,7 @@ mlp.family.manifest(2), mlp.flax_family.manifest(2)]))"
 def test_a_store_knows_the_choices_of_a_space_that_has_them(name):
     """Whatever the manifest of the family says: another space of the same name is noticed."""
     family, data = FAMILIES[name]
-    expected = repr(family.space) if isinstance(family.space, Product) else None
+    expected = repr(family.space) if isinstance(family.space, ChoiceSpace) else None
     assert "choices" not in family.manifest(data.classes)
     assert manifest_of(family, data).config.get("choices") == expected
     assert manifest_of(families.with_seeds(family, 2), data) == manifest_of(family, data)
