@@ -189,7 +189,7 @@ class _Cell(nn.Module):
             return _pass_forward(self.config, arch, x, own, running).nodes[3], None
         trained = _train_cell(self.config, arch, x, own)
         x, mean, var = cast(tuple[Array, Array, Array], trained)
-        track(self, mean[:, None], var[:, None], x[0].size, _chosen(arch))
+        track(self, mean[:, None], var[:, None], x[0].size, chosen=_chosen(arch))
         return x, None
 
 

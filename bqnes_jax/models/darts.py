@@ -277,7 +277,7 @@ class _Cell(nn.Module):
         kept = self._draw_kept(inputs)
         trained = _train_cell(size, edges, kept, inputs, own)
         out, mean, var = cast(tuple[Array, Array, Array], trained)
-        track(self, mean, var, out[0].size, _used(edges, own.weight.shape[1]))
+        track(self, mean, var, out[0].size, chosen=_used(edges, own.weight.shape[1]))
         return (states[1], out), None
 
     def _variables(self) -> tuple[_Own, list[Array]]:

@@ -36,7 +36,9 @@ def norm_variables(module: nn.Module, shape: tuple[int, ...]) -> tuple[Array, ..
     )
 
 
-def track(module: nn.Module, mean: Array, var: Array, count: int, chosen: ArrayLike = True) -> None:
+def track(
+    module: nn.Module, mean: Array, var: Array, count: int, *, chosen: ArrayLike = True
+) -> None:
     """Move the running statistics towards those of a batch, only where chosen.
 
     As in PyTorch the variance is then the unbiased one, unlike that which normalises the batch.
