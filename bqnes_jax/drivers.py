@@ -84,7 +84,8 @@ def loop(
         report: called after each step with what is believed, and what was evaluated.
         recorded: the first candidates, if they are known: the search goes on after them.
     """
-    return _together([conversation(strategy, config, key, report, recorded)], evaluate)[0]
+    alone = conversation(strategy, config, key, report=report, recorded=recorded)
+    return _together([alone], evaluate)[0]
 
 
 def loop_all(
@@ -101,6 +102,7 @@ def conversation(
     strategy: Strategy,
     config: SearchConfig,
     key: PRNGKey,
+    *,
     report: Report | None = None,
     recorded: Recorded | None = None,
 ) -> Conversation:

@@ -268,7 +268,6 @@ def test_what_was_renamed_or_is_wrong_is_refused_as_a_flag(capsys):
     """With a code of 2, and without anything done."""
     for flags in (
         ["run", "--dataset", "digits"],
-        ["run", "--space", "nats"],
         ["run", "--pretrained", "here"],
         ["run", "--data.size", "4"],
         ["spaces"],

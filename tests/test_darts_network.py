@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from bqnes_jax.compiling import call_apart
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import DARTSNetwork, DARTSNetworkConfig, parameter_count
 from bqnes_jax.models.taps import PLACES, Taps, convolve_taps, in_phases, max_taps
@@ -111,7 +112,7 @@ def plain(config, variables, arch, x, train):
             preprocess(state, (*path, f"preprocess{i}"), lead, halves and i == 0)
             for i, state in enumerate(states)
         ]
-        edges = DARTS.decode(arch)[kind]
+        edges = call_apart(lambda: DARTS.decode(arch))[kind]
         for node in range(4):
             ends = [
                 edge(nodes[source], path, lead, number, operation, stride_of(kind, source))

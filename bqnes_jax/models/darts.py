@@ -64,7 +64,9 @@ _EDGES = NODES * INPUTS
 _CONVOLUTIONS = 6  # of an edge: twice separable and once dilated, of 3×3 and of 5×5
 _SEPARABLE, _DILATED = 2, 1  # how many of them an operation is
 _STEM = 3  # times as many channels as a node
-_DIAGONAL = np.array([0, PHASES - 1])  # phases that a halving sees: even pixels, and odd ones
+_DIAGONAL = np.array(
+    [0, PHASES - 1], np.int32
+)  # phases that a halving sees: even pixels, and odd ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,7 +331,7 @@ class _Edge(NamedTuple):
     strided: Bool[Array, ""]
 
     @property
-    def passes(self) -> Int32[Array, ""]:
+    def passes(self) -> Int[Array, ""]:
         """How many convolutions it is."""
         return jnp.where(self.operation >= DIL_3X3, _DILATED, _SEPARABLE)
 

@@ -48,8 +48,9 @@ def parameter_count(
     """Count the parameters that architectures use; any leading axes are kept.
 
     Example:
+        >>> import numpy as np
         >>> from bqnes_jax.models import NATSNetworkConfig
-        >>> int(parameter_count([3, 3, 4, 1, 3, 1], NATSNetworkConfig(classes=100)))
+        >>> int(parameter_count(np.array([3, 3, 4, 1, 3, 1]), NATSNetworkConfig(classes=100)))
         808276
     """
     check_whole("input_channels", input_channels, 1)
