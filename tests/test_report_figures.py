@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree
 
+import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -12,7 +13,7 @@ from bqnes_jax.files.text import plain
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import disagreement, ece
 from bqnes_jax.report import architectures, plots, predict_each, rank_correlation, write_report
-from bqnes_jax.spaces import NATS, Product
+from bqnes_jax.spaces import DARTS, NATS, Product
 from bqnes_jax.surrogates import wsabi
 from tests.reported import COUNT, HOPELESS, TEMPERATURE, TEST, make_run
 
@@ -116,6 +117,18 @@ def test_labels_of_a_cell_do_not_overlap():
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 10
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_both_cells_of_darts_are_drawn():
+    arch = np.asarray(DARTS.sample(jax.random.key(0), 1)[0])
+    figure = architectures.draw(DARTS, arch, "#7, weight 0.25")
+    figure.canvas.draw()
+    for axes, edges in zip(figure.axes, DARTS.decode(arch).values(), strict=True):
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        drawn = [(*text.get_position(), text.get_text()[:3]) for text in axes.texts]
+        assert drawn == [(i // 2, source, name[:3]) for i, (name, source) in enumerate(edges)]
+    assert "two cells before" in architectures.how_to_read(DARTS)
 
 
 def test_svg_is_sound():

@@ -1,4 +1,4 @@
-"""Drawings of architectures: cells as graphs, slices as bars, other choices as lists."""
+"""Drawings of architectures: cells as graphs or tables, slices as bars, other choices as lists."""
 
 import functools
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from bqnes_jax.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SMALL, TEXT, WIDTH
-from bqnes_jax.spaces import NATSSpace, Product, Seeded, Space
+from bqnes_jax.spaces import DARTSSpace, NATSSpace, Product, Seeded, Space
 from bqnes_jax.spaces.nats import EDGES, OPERATIONS
 from bqnes_jax.spaces.slimmable import SlimmableSpace
 
@@ -20,6 +20,8 @@ _LOOKS = {  # operation: what it is called, colour, line width
     "nor_conv_3x3": ("conv 3×3", BLUE, 2.0),
     "avg_pool_3x3": ("pool 3×3", ORANGE, 2.0),
 }
+_CELLS = {"normal": "normal cell", "reduce": "reduction cell"}
+_KINDS = {"sep": BLUE, "dil": GREEN, "max": ORANGE, "avg": ORANGE, "skip": GREY}
 # How far each edge bends, in parts of its length; upwards is negative.
 _BENDS = {(0, 1): 0, (1, 2): 0, (2, 3): 0, (0, 2): -0.68, (1, 3): 0.68, (0, 3): -0.8}
 
@@ -77,6 +79,19 @@ def _(space: SlimmableSpace) -> str:
     )
 
 
+@draw.register
+def _(space: DARTSSpace, arch: np.ndarray, title: str) -> Figure:
+    return pair_of_cells(space, arch, title)
+
+
+@how_to_read.register
+def _(space: DARTSSpace) -> str:
+    return (
+        "a column is a node that adds up two operations, a row is what they are applied to: the "
+        "outputs of the two cells before, or an earlier node"
+    )
+
+
 def listing(lines: Sequence[tuple[str, str]], title: str) -> Figure:
     """Write choices below each other: names on the left, what was chosen on the right."""
     figure = Figure(
@@ -108,6 +123,40 @@ def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
         )
         axes.text(place, 0, name, ha="center", va="center", fontsize=SMALL, color=INK, zorder=4)
     return figure
+
+
+def pair_of_cells(space: DARTSSpace, arch: Int[np.ndarray, " length"], title: str) -> Figure:
+    """Draw both cells of DARTS: which node takes what from where, by which operation."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained", facecolor="white")
+    figure.suptitle(title, fontsize=TEXT, color=INK, x=0.01, ha="left")
+    cells = space.decode(arch)
+    for axes, (name, edges) in zip(figure.subplots(len(cells)), cells.items(), strict=True):
+        nodes = len(edges) // 2
+        sources = ["2 before", "1 before", *(f"node {i}" for i in range(1, nodes))]
+        axes.set_title(_CELLS[name], fontsize=SMALL, color=INK)
+        axes.set(xlim=(-0.5, nodes - 0.5), ylim=(len(sources) - 0.5, -0.5))
+        axes.set_xticks(range(nodes), [f"node {i + 1}" for i in range(nodes)])
+        axes.set_yticks(range(len(sources)), sources)
+        axes.tick_params(labelsize=SMALL, length=0, colors=INK)
+        axes.spines[:].set_visible(False)
+        for place, (operation, source) in enumerate(edges):
+            _box(axes, place // 2, source, operation)
+    return figure
+
+
+def _box(axes: Axes, node: int, source: int, operation: str) -> None:
+    """Put an operation into its place of the table of a cell."""
+    kind = operation.split("_")[0]
+    size = "" if kind == "skip" else f" {operation[-3]}×{operation[-1]}"
+    box = Rectangle((node - 0.46, source - 0.4), 0.92, 0.8, facecolor=_KINDS[kind], linewidth=0)
+    axes.add_patch(box)
+    axes.text(
+        *(node, source, f"{kind}{size}"),
+        ha="center",
+        va="center",
+        fontsize=SMALL,
+        color="white",
+    )
 
 
 def slices(space: SlimmableSpace, arch: Int[np.ndarray, " length"], title: str) -> Figure:
