@@ -30,7 +30,7 @@ from timing import as_seconds, description, exponent
 from bqnes_jax.candidates import Outcome, SearchConfig, make, tell
 from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.selection import select
-from bqnes_jax.spaces import NATS, SlimmableSpace, Space, Subset
+from bqnes_jax.spaces import DARTS, NATS, SlimmableSpace, Space, Subset
 from bqnes_jax.storage import Entry, Manifest, Store
 
 _SMALL = 0.05  # seconds; what takes less is repeated more often
@@ -175,6 +175,13 @@ STAGES = (
         lambda n: step(unlisted(_BLOCK**7), n),
         MANY,
         measured=True,
+    ),
+    Stage(
+        "a step, a pool of DARTS's cells",
+        "candidates",
+        (75, 150, 300, 600),
+        lambda n: step(DARTS, n),
+        MANY,
     ),
     Stage(
         "… one that fits length scales",

@@ -355,6 +355,7 @@ WITHOUT_NUMBERS = NOT_NUMERICAL | {
 WITHIN = {
     "condition": "gp_condition",
     "fit": "gp_fit",
+    "conversation": "loop and loop_all",
     "loop": "loop and loop_all",
     "loop_all": "loop and loop_all",
     "scan": "scan, us",
