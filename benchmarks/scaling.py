@@ -7,7 +7,7 @@ seconds. Training is not among the stages: its cost is that of one network times
 divided by the devices.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --table  # README's, of what was measured last
+    python benchmarks/scaling.py --table  # of what was measured last
 """
 
 import functools
@@ -45,7 +45,7 @@ class Options:
     shrink: int = 1
     """Divide all sizes, to try it out."""
     table: bool = False
-    """Measure nothing; print the table of README, of the results that are there."""
+    """Measure nothing; print the table, of the results that are there."""
     out: Path = RESULTS / "scaling.json"
     """Where to write the results."""
 

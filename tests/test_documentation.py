@@ -1,4 +1,4 @@
-"""Every example in a docstring and in the README runs, and every export exists."""
+"""Every example in docstrings, README and guide runs, and every export exists."""
 
 import doctest
 import importlib
@@ -19,7 +19,8 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(bqnes_jax.__pat
 NETWORKS = {
     f"bqnes_jax.{name}" for name in ("training.population", "models.mobilenet", "models.cells")
 }
-README = Path(bqnes_jax.__file__).parents[1] / "README.md"
+ROOT = Path(bqnes_jax.__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "notebooks" / "README.md"]
 
 
 @pytest.mark.parametrize("name", all_but_slow(MODULES, *set(MODULES) - NETWORKS))
@@ -35,20 +36,32 @@ def test_exports_exist(name):
         assert hasattr(module, export)
 
 
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+SNIPPETS = [
+    (page, snippet)
+    for page in PAGES
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_of_the_readme(snippet, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets(page, snippet, tmp_path, monkeypatch):
     tiny = PRESETS["tiny"]
     smaller = updated(tiny.train["nats"], {"steps": 2, "chunk": 10, "network": {"channels": 1}})
     monkeypatch.setitem(PRESETS, "tiny", tiny._replace(train={"nats": smaller}))
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, str(README), "exec"), {})
+    exec(compile(snippet, str(page), "exec"), {})
 
 
-@pytest.mark.slow
-def test_pictures_and_pages_that_the_readme_links_to_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
-        assert (README.parent / target).is_file(), target
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pictures_pages_and_headings_that_are_linked_to_exist(page):
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        name, _, anchor = target.partition("#")
+        found = page.parent / name if name else page
+        assert found.is_file(), target
+        headings = re.findall(r"^#+ (.*)", found.read_text(), re.M) if anchor else []
+        slugs = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
+        assert not anchor or anchor in slugs, target
