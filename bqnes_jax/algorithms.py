@@ -90,7 +90,7 @@ class Pair(NamedTuple):
     ) -> Algorithm:
         """Make the algorithm."""
         self.check()
-        config = self.budgeted(config, size)
+        config = self.with_budget(config, size)
         strategy = candidates.make(self.strategy, space, kernel=kernel, config=config, prior=prior)
 
         def run(key: PRNGKey, evaluate: Evaluate) -> Result:
@@ -105,7 +105,7 @@ class Pair(NamedTuple):
 
         return run
 
-    def budgeted(self, config: SearchConfig, size: int) -> SearchConfig:
+    def with_budget(self, config: SearchConfig, size: int) -> SearchConfig:
         """Return the config, with as many candidates as this algorithm needs."""
         if not self.only_members:
             return config

@@ -71,7 +71,7 @@ def fit_temperature(log_probs: ArrayLike, labels: ArrayLike) -> Float[Array, ""]
         >>> jnp.exp(apply_temperature(sure[0], temperature)).round(2).tolist()
         [0.75, 0.25]
     """
-    log_probs, labels = _checked(log_probs, labels)
+    log_probs, labels = _check(log_probs, labels)
     return _fit(_margins(log_probs, labels), jnp.ones(len(labels), log_probs.dtype))
 
 
@@ -83,7 +83,7 @@ def calibrate(log_probs: ArrayLike, labels: ArrayLike, *, folds: int = _FOLDS) -
         labels: of shape (n,).
         folds: into how many parts the points are divided; each is left out once.
     """
-    log_probs, labels = _checked(log_probs, labels)
+    log_probs, labels = _check(log_probs, labels)
     check_whole("folds", folds, 2)
     return _calibrate(log_probs, labels, folds)
 
@@ -289,7 +289,7 @@ def _order(points: int) -> Int[np.ndarray, " n"]:
     return np.random.default_rng(0).permutation(points)
 
 
-def _checked(log_probs: ArrayLike, labels: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def _check(log_probs: ArrayLike, labels: ArrayLike) -> tuple[jax.Array, jax.Array]:
     log_probs = as_float(log_probs)
     log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
     check_shape("log_probs", log_probs, (None, None))

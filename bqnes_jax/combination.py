@@ -140,7 +140,7 @@ class Combination:
             f"  {w:.3f}  {in_a_line(n)}" for n, w in zip(self.names, self.weights, strict=True)
         ]
         lines += [f"{points_of(study)}, with 95 % intervals:"]
-        lines += [as_text(self.measured.rows).rstrip(), _calibrated(study)]
+        lines += [as_text(self.measured.rows).rstrip(), _describe_temperature(study)]
         return "\n".join(line for line in lines if line)
 
     def as_dict(self) -> dict:
@@ -157,7 +157,7 @@ class Combination:
         }
 
 
-def _calibrated(study: Study) -> str:
+def _describe_temperature(study: Study) -> str:
     if study.calibration is None:
         return ""
     before, after = float(study.calibration.before), float(study.calibration.after)

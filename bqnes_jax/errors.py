@@ -62,12 +62,12 @@ def check_positive(name: str, value: ArrayLike) -> None:
     if array is None:
         return
     if not np.issubdtype(array.dtype, np.number) or not (np.isfinite(array) & (array > 0)).all():
-        raise BQNESError(f"{name} is {_shown(array)}; it must be positive and finite.")
+        raise BQNESError(f"{name} is {_show(array)}; it must be positive and finite.")
     if np.issubdtype(array.dtype, np.floating):
         kind = jnp.finfo(jax.dtypes.canonicalize_dtype(array.dtype))
         if not ((array >= kind.tiny) & (array <= kind.max)).all():
             raise BQNESError(
-                f"{name} is {_shown(array)}; it must be positive and finite in {kind.dtype}: from "
+                f"{name} is {_show(array)}; it must be positive and finite in {kind.dtype}: from "
                 f"{kind.tiny:.0e} to {kind.max:.0e}."
             )
 
@@ -183,7 +183,7 @@ def _sum_tolerance(dtype: np.dtype) -> float:
     return 1e-6 if dtype == np.float64 else 1e-4
 
 
-def _shown(array: np.ndarray) -> str:
+def _show(array: np.ndarray) -> str:
     if array.ndim == 0:
         return repr(array.item())
     return np.array2string(array, threshold=6, edgeitems=2, precision=4)

@@ -66,7 +66,7 @@ def ensemble_probabilities(
         >>> ensemble_probabilities(jnp.array([0.75, 0.25]), members).tolist()
         [[0.625, 0.375]]
     """
-    weights, members = _checked(weights, member_probabilities, "member_probabilities", pool)
+    weights, members = _check(weights, member_probabilities, "member_probabilities", pool)
     check_distribution("member_probabilities", members, where=_rows_in_use(weights))
     return _probabilities(weights, members, pool)
 
@@ -98,7 +98,7 @@ def ensemble_log_probabilities(
         >>> [round(float(value), 3) for value in log_probabilities[0]]
         [0.0, -480.693]
     """
-    weights, members = _checked(weights, member_log_probabilities, "member_log_probabilities", pool)
+    weights, members = _check(weights, member_log_probabilities, "member_log_probabilities", pool)
     values = concrete(members)
     if values is not None:
         with np.errstate(all="ignore"):
@@ -125,11 +125,11 @@ def apply_temperature(log_probs: ArrayLike, temperature: ArrayLike) -> Float[Arr
     check_positive("temperature", temperature)
     log_probs = as_float(log_probs)
     temperature = jnp.asarray(temperature, log_probs.dtype)
-    return _tempered(log_probs, temperature)
+    return _temper(log_probs, temperature)
 
 
 @jax.jit
-def _tempered(
+def _temper(
     log_probs: Float[Array, "*batch C"], temperature: Float[Array, "..."]
 ) -> Float[Array, "*batch C"]:
     temperature = temperature.reshape(
@@ -226,7 +226,7 @@ def _rows_in_use(weights: jax.Array) -> np.ndarray | jax.Array:
     return (weights if values is None else values)[:, None] > 0
 
 
-def _checked(
+def _check(
     weights: ArrayLike, members: ArrayLike, name: str, pool: str
 ) -> tuple[jax.Array, jax.Array]:
     check_choice("pool", pool, POOLS)

@@ -17,13 +17,13 @@ import numpy as np
 from bqnes_jax import tables
 from bqnes_jax.cli.run import _read_inputs
 from bqnes_jax.data import Dataset, Examples, Split, archives, prepared, read_split
-from bqnes_jax.data.shifted import published as published_shift
+from bqnes_jax.data.shifted import read_corrupted as published_shift
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.files import as_json, open_file, write_bound, write_json
 from bqnes_jax.files.digests import DIGESTS, note
 from bqnes_jax.files.trees import write_tree
 from bqnes_jax.nats_bench import Archive, read_results, write_results
-from bqnes_jax.nats_bench.archive import _listed
+from bqnes_jax.nats_bench.archive import _read_list
 from bqnes_jax.nats_bench.results import empty
 from bqnes_jax.runs import Ensemble, Record, Run, configure, make_family, preset_config
 from bqnes_jax.runs.journal import Journal, events_of
@@ -271,7 +271,7 @@ def of_nats_file(folder):
 @kind("NATS-Bench's list", "pickle", 10)
 def of_nats_list(folder):
     texts = published.texts()
-    return of_nats(pickle.dumps({"meta_archs": texts}, 4), _listed, folder)
+    return of_nats(pickle.dumps({"meta_archs": texts}, 4), _read_list, folder)
 
 
 @kind("config.yaml", "text", 700)

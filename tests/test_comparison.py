@@ -184,7 +184,7 @@ def test_best_and_as_good_as_best():
     assert all(cell.best for cell in alone)
     np.testing.assert_allclose([alone[2].mean, alone[2].error], [-1.5, 0.5])
     one_seed = Row("A", 3, *np.array([[0.5], [0.1], [-1.0]]))
-    assert formats.written(summarise([one_seed])[0][0], 0) == "50.00"
+    assert formats.format_cell(summarise([one_seed])[0][0], 0) == "50.00"
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -321,7 +321,7 @@ def test_affine_maps_agree_with_opencv():
     @jax.jit
     def ours(images, moved):
         pixels = to_pixels(images)
-        return digital.sample(pixels, *digital.unmapped(corners, moved, pixels), 0)
+        return digital.sample(pixels, *digital.unmap(corners, moved, pixels), 0)
 
     result = 255 * ours(images, jnp.asarray(moved, jnp.float32))
     assert distance(result, np.stack(expected)) < 0.6

@@ -8,7 +8,7 @@ import pytest
 from bqnes_jax import candidates
 from bqnes_jax.candidates import Outcome, SearchConfig, tell
 from bqnes_jax.candidates.base import State
-from bqnes_jax.candidates.bayesian import _standardised
+from bqnes_jax.candidates.bayesian import _standardise
 from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.drivers import loop, scan
 from bqnes_jax.errors import BQNESError
@@ -136,7 +136,7 @@ def test_nothing_but_failures_leaves_no_evidence():
 def test_expected_improvement_takes_a_failure_for_the_worst(failed, tolerance):
     state = State(empty_history(6, 2), None)
     outcome = Outcome(SMALL.from_index(jnp.arange(4)), jnp.array([-3.0, failed, -9.0, -6.0]))
-    found = _standardised(tell(state, outcome).history)
+    found = _standardise(tell(state, outcome).history)
     values = np.array([-3.0, -9.0, -9.0, -6.0])
     expected = [*(values - values.mean()) / values.std(), 0, 0]
     np.testing.assert_allclose(found, expected, atol=tolerance(1e-6, 1e-12))
@@ -145,7 +145,7 @@ def test_expected_improvement_takes_a_failure_for_the_worst(failed, tolerance):
 def test_nothing_but_failures_are_all_alike():
     state = State(empty_history(6, 2), None)
     outcome = Outcome(SMALL.from_index(jnp.arange(3)), jnp.full(3, jnp.nan))
-    np.testing.assert_array_equal(_standardised(tell(state, outcome).history), 0)
+    np.testing.assert_array_equal(_standardise(tell(state, outcome).history), 0)
 
 
 # ── whole searches ───────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import pytest
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.models import NATSNetwork, NATSNetworkConfig
-from bqnes_jax.models.torch_weights import from_published
+from bqnes_jax.models.torch_weights import convert_published
 from bqnes_jax.nats_bench import unpickle
 from bqnes_jax.spaces.nats import EDGES
 from tests import published
@@ -35,7 +35,7 @@ def network():
 
 def ours(state, text):
     arch = published.architecture(text)
-    variables = from_published(state, arch, CONFIG)
+    variables = convert_published(state, arch, CONFIG)
     return network()(variables, jnp.asarray(arch, jnp.int32), IMAGES.transpose(0, 2, 3, 1))
 
 
@@ -142,11 +142,11 @@ def torch_network(torch, text):
 def test_weights_of_another_network_are_refused():
     arch, small = published.architecture(ALL), NATSNetworkConfig(channels=2, cells=1)
     state = published.state_dict(ALL, channels=2, cells=1)
-    from_published(state, arch, small)
+    convert_published(state, arch, small)
 
     def refused(says, state, arch=arch, config=small):
         with pytest.raises(BQNESError, match=says):
-            from_published(state, arch, config)
+            convert_published(state, arch, config)
 
     without = {name: array for name, array in state.items() if name != "lastact.0.running_var"}
     refused(r"lastact\.0\.running_var is missing in the weights of \|nor_conv_3x3~0", without)

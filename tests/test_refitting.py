@@ -16,7 +16,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
 from bqnes_jax.surrogates import FitConfig, gp, wsabi
 from bqnes_jax.surrogates.base import Design
-from bqnes_jax.surrogates.fitting import Shape, _thinned, no_shape
+from bqnes_jax.surrogates.fitting import Shape, _thin, no_shape
 from bqnes_jax.surrogates.solve import _cholesky, profile_loss, solve
 from tests.toy import GRID, POINTS, Endless
 
@@ -164,10 +164,10 @@ def test_a_shape_is_kept_until_enough_has_been_added(tolerance):
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_more_targets_than_points_are_taken_evenly():
     design = Design(jnp.arange(20)[:, None], jnp.arange(20.0), jnp.arange(20) < 16)
-    np.testing.assert_array_equal(_thinned(design, 8).targets, np.arange(0, 16, 2))
-    few = _thinned(design._replace(mask=jnp.arange(20) % 4 == 1), 8)
+    np.testing.assert_array_equal(_thin(design, 8).targets, np.arange(0, 16, 2))
+    few = _thin(design._replace(mask=jnp.arange(20) % 4 == 1), 8)
     np.testing.assert_array_equal(few.targets[few.mask], [1, 5, 9, 13, 17])
-    assert _thinned(design, 20) is design
+    assert _thin(design, 20) is design
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -175,12 +175,12 @@ def test_a_long_history_is_thinned_to_its_best_and_others():
     values = jnp.array([5.0, 1, jnp.nan, 7, 2, 3, 4, 6, 0, 0])  # the last two are padding
     archs = jnp.arange(10, dtype=jnp.int32)[:, None]
     history = empty_history(10, 1)._replace(archs=archs, log_likelihoods=values)
-    kept = jax.jit(lambda history: history.thinned(4))(history._replace(count=jnp.int32(8)))
+    kept = jax.jit(lambda history: history.thin(4))(history._replace(count=jnp.int32(8)))
     assert int(kept.count) == 4
     assert kept.archs.ravel().tolist() == [3, 0, 2, 5]  # the best; of 0 1 2 4 5 6 7, three
-    few = history._replace(count=jnp.int32(3)).thinned(8)
+    few = history._replace(count=jnp.int32(3)).thin(8)
     assert sorted(few.archs[few.evaluated].ravel().tolist()) == [0, 1, 2]
-    assert history.thinned(10) is history
+    assert history.thin(10) is history
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

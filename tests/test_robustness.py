@@ -8,7 +8,7 @@ import pytest
 from bqnes_jax.data import Dataset, Examples, SplitIndices
 from bqnes_jax.data.corruptions import CORRUPTIONS, corrupt
 from bqnes_jax.data.prepared import _write
-from bqnes_jax.data.shifted import corrupted, published
+from bqnes_jax.data.shifted import corrupt_test, read_corrupted
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
@@ -66,7 +66,7 @@ def test_a_study_goes_through_the_conditions():
         seen.append(images)
         return jax.nn.log_softmax(jnp.asarray(images, float).mean((1, 2))[None])
 
-    found = dict(study(predict, jnp.ones((1, 1)), corrupted(jax.random.key(0), TEST), under))
+    found = dict(study(predict, jnp.ones((1, 1)), corrupt_test(jax.random.key(0), TEST), under))
     assert list(found) == under
     np.testing.assert_array_equal(seen[0], IMAGES)
     result = robustness.collect(["one"], found, under)
@@ -90,7 +90,7 @@ def test_what_is_not_a_condition_is_refused():
 @single
 def test_own_corruptions_are_always_the_same(monkeypatch):
     key = jax.random.key(3)
-    shifted = corrupted(key, TEST)
+    shifted = corrupt_test(key, TEST)
     images, labels = shifted("gaussian_noise", 2)
     np.testing.assert_array_equal(images, shifted("gaussian_noise", 2).inputs)
     np.testing.assert_array_equal(labels, LABELS)
@@ -98,7 +98,7 @@ def test_own_corruptions_are_always_the_same(monkeypatch):
     expected = corrupt("gaussian_noise", own, jnp.asarray(IMAGES), 2)
     np.testing.assert_array_equal(images, expected)
     monkeypatch.setattr("bqnes_jax.data.shifted._AT_ONCE", 4)
-    in_parts = corrupted(key, TEST)("brightness", 3).inputs
+    in_parts = corrupt_test(key, TEST)("brightness", 3).inputs
     np.testing.assert_array_equal(in_parts, shifted("brightness", 3).inputs)
 
 
@@ -111,7 +111,7 @@ def test_published_arrays_are_read_at_the_places_of_the_test_images(tmp_path):
     every = np.concatenate([IMAGES // severity for severity in range(1, 6)])
     np.save(tmp_path / "fog.npy", every)
     np.save(tmp_path / "labels.npy", np.tile(LABELS, 5).astype(np.int64))
-    shifted = published(tmp_path, DATASET, places("test"))
+    shifted = read_corrupted(tmp_path, DATASET, places("test"))
     np.testing.assert_array_equal(shifted("fog", 4).inputs, (IMAGES // 4)[[1, 4]])
     np.testing.assert_array_equal(shifted("fog", 4).labels, LABELS[[1, 4]])
     np.testing.assert_array_equal(shifted("clean", 0).inputs, IMAGES[[1, 4]])
@@ -122,14 +122,14 @@ def test_published_arrays_are_read_at_the_places_of_the_test_images(tmp_path):
         shifted("snow", 1)
     other = DATASET._replace(test=Examples(IMAGES, LABELS[::-1].copy()))
     with pytest.raises(BQNESError, match="other labels than the 6 test images"):
-        published(tmp_path, other, places())
+        read_corrupted(tmp_path, other, places())
 
 
 @single
 def test_published_images_are_read_from_tfds(tmp_path):
     for name, images in (("frosted_glass_blur_1", IMAGES // 2), ("fog_1", IMAGES // 3)):
         _write(Dataset(name, 3, TEST, Examples(images, LABELS)), tmp_path)
-    shifted = published(tmp_path, DATASET, places())
+    shifted = read_corrupted(tmp_path, DATASET, places())
     np.testing.assert_array_equal(shifted("glass_blur", 1).inputs, IMAGES // 2)
     np.testing.assert_array_equal(shifted("fog", 1).inputs, IMAGES // 3)
     np.testing.assert_array_equal(shifted("clean", 0).inputs, IMAGES)
@@ -137,12 +137,12 @@ def test_published_images_are_read_from_tfds(tmp_path):
         shifted("fog", 2)
     other = DATASET._replace(test=Examples(IMAGES, LABELS * 0))
     with pytest.raises(BQNESError, match="other images or labels than the 6 test images"):
-        published(tmp_path, other, places())("fog", 1)
+        read_corrupted(tmp_path, other, places())("fog", 1)
     with pytest.raises(BQNESError, match="the validation images among them are not known"):
-        published(tmp_path, DATASET, places("test"))
+        read_corrupted(tmp_path, DATASET, places("test"))
 
 
 @single
 def test_a_folder_without_corrupted_images_is_refused(tmp_path):
     with pytest.raises(BQNESError, match=r"holds no corrupted images; give .* CIFAR-10-C"):
-        published(tmp_path / "nowhere", DATASET, places())
+        read_corrupted(tmp_path / "nowhere", DATASET, places())

@@ -195,7 +195,7 @@ def test_what_is_not_a_table_is_refused(tmp_path):
 def test_rounding_is_finest_where_it_is_certain():
     log_probs = np.array([0.0, -1e-3, -0.01, -0.7, -2.3, -7, -28, -500, -60_000, -2e5, -np.inf])
     coarse, fine = (
-        packed._expanded(packed._rounded(log_probs, last), last)
+        packed._expand(packed._round(log_probs, last), last)
         for last in (packed._COARSE, packed._FINE)
     )
     np.testing.assert_allclose(coarse[:5], log_probs[:5], rtol=0.1, atol=1e-2)
@@ -203,14 +203,14 @@ def test_rounding_is_finest_where_it_is_certain():
     np.testing.assert_allclose(fine[:8], log_probs[:8], rtol=3e-3, atol=1e-4)
     assert coarse[0] == fine[0] == 0 and np.isneginf([coarse[-1], fine[-1]]).all()
     assert np.isfinite(coarse[:-1]).all(), "only a probability of 0 becomes one"
-    assert np.isfinite(packed._expanded(packed._rounded(np.array([-1e30]), 47), 47))
+    assert np.isfinite(packed._expand(packed._round(np.array([-1e30]), 47), 47))
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("last", [packed._COARSE, packed._FINE])
 def test_every_step_is_itself_again(last):
     steps = np.arange(last + 1)
-    np.testing.assert_array_equal(packed._rounded(packed._expanded(steps, last), last), steps)
+    np.testing.assert_array_equal(packed._round(packed._expand(steps, last), last), steps)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -218,7 +218,7 @@ def test_what_a_sure_network_says_of_others_is_kept():
     """The others share what the true class leaves, unless that is next to nothing."""
     said = np.log(np.array([[[0.6, 0.3, 0.1], [1 - 1e-9, 7e-10, 3e-10], [1e-6, 0.5, 0.5]]]))
     labels = np.zeros(3, int)
-    back = packed._all_classes(said[..., 0], packed._rounded_others(said, labels), labels)
+    back = packed._all_classes(said[..., 0], packed._round_others(said, labels), labels)
     np.testing.assert_allclose(back[..., 0], said[..., 0], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(np.exp(back[0, [0, 2]]).sum(-1), 1, rtol=1e-6)
     np.testing.assert_allclose(back, said, rtol=0.15, atol=1e-8)

@@ -314,7 +314,7 @@ def tell(state: State, outcome: Outcome) -> State:
     )
 
 
-def not_asked(space: EnumerableSpace, history: History) -> Bool[Array, " size"]:
+def find_fresh(space: EnumerableSpace, history: History) -> Bool[Array, " size"]:
     """Tell which architectures of a space that can be listed have not been asked for."""
     # Padding is sent out of range, which drops it.
     places = jnp.where(history.taken, space.index(history.archs), space.size)

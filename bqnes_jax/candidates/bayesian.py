@@ -29,19 +29,19 @@ _PRIOR_SHARE = 0.1  # what the surrogate has ruled out may still be drawn
 Asked = tuple[Int32[Array, "q length"], Float[Array, " q"]]
 
 
-def uncertain(key: PRNGKey, situation: Situation, q: int) -> Asked:
+def ask_uncertain(key: PRNGKey, situation: Situation, q: int) -> Asked:
     """Ask for where the integrand, likelihood times prior, is most uncertain: the paper's `us`."""
     return _best_of_pool(key, situation, q, situation.model, uncertainty_sampling)
 
 
-def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
+def ask_improvement(key: PRNGKey, situation: Situation, q: int) -> Asked:
     """Ask for the largest expected improvement of the log-likelihood under a GP of its own: `ei`.
 
     Log-likelihoods are standardised, for a GP with prior mean 0. One that failed counts as the
     worst of the others.
     """
     history, landscape = situation.history, situation.landscape
-    targets = _standardised(history)
+    targets = _standardise(history)
     best = jnp.max(targets, where=history.evaluated, initial=-jnp.inf)
     best = jnp.where(jnp.isfinite(best), best, 0)
     model = gp.fit(
@@ -56,7 +56,7 @@ def improving(key: PRNGKey, situation: Situation, q: int) -> Asked:
     return _best_of_pool(key, situation, q, situation.expect(model), score)
 
 
-def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
+def draw_posterior(key: PRNGKey, situation: Situation, q: int) -> Asked:
     """Ask for draws from the posterior as the surrogate believes it, a tenth of them by the prior.
 
     In a space that can be listed the scores are the log-probabilities of the draws, so that
@@ -88,7 +88,7 @@ def believed(key: PRNGKey, situation: Situation, q: int) -> Asked:
 def draw_masses(
     likely: Float[Array, " m"], likely_sum: ArrayLike, before: ArrayLike
 ) -> Float[Array, " m"]:
-    """Return with what mass `believed` draws architectures, from their believed likelihoods.
+    """Return with what mass `draw_posterior` draws architectures, from their believed likelihoods.
 
     `before` is their prior probability.
     """
@@ -186,7 +186,7 @@ def _different(key: PRNGKey, situation: Situation, archs: Architectures) -> Arch
     return first_fresh(proposals, history, len(archs), prior=landscape.prior)
 
 
-def _standardised(history: History) -> Float[Array, " budget"]:
+def _standardise(history: History) -> Float[Array, " budget"]:
     worst = jnp.min(history.log_likelihoods, where=history.finite, initial=jnp.inf)
     worst = jnp.where(jnp.isfinite(worst), worst, 0)
     values = jnp.where(history.finite, history.log_likelihoods, worst)

@@ -105,7 +105,7 @@ class History(NamedTuple):
             waiting=jnp.sum(pending.mask, dtype=jnp.int32),
         )
 
-    def thinned(self, size: int) -> "History":
+    def thin(self, size: int) -> "History":
         """Return `size` entries at most: the best, and others evenly, which bias no average."""
         if len(self.archs) <= size:
             return self

@@ -17,9 +17,9 @@ from bqnes_jax.candidates.base import (
     Prior,
     SearchConfig,
     Summands,
+    find_fresh,
     is_allowed,
     is_among,
-    not_asked,
 )
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import Kernel
@@ -76,7 +76,7 @@ class Listed:
 
     def pool(self, key: PRNGKey, history: History) -> Pool:
         """Return the whole space."""
-        fresh = not_asked(self._space, history)
+        fresh = find_fresh(self._space, history)
         rows, row_of = jnp.asarray(self._points), jnp.asarray(self.row_of)
         if self._log_prior is None:
             return Pool(self._archs, rows, row_of, fresh)

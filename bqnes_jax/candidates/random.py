@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from bqnes_jax.candidates.base import History, Prior, Situation, first_fresh, not_asked
+from bqnes_jax.candidates.base import History, Prior, Situation, find_fresh, first_fresh
 from bqnes_jax.spaces.base import Space, can_be_listed, enumerate_space
 from bqnes_jax.types import PRNGKey
 
@@ -34,7 +34,7 @@ def log_probability(
         return jnp.zeros(q)
     if prior is None:
         return -jnp.log(jnp.maximum(space.size - history.asked - jnp.arange(q), 1).astype(float))
-    masses = jnp.where(not_asked(space, history), jnp.exp(prior(enumerate_space(space))), 0)
+    masses = jnp.where(find_fresh(space, history), jnp.exp(prior(enumerate_space(space))), 0)
     own = masses[space.index(drawn)]
     left = jnp.sum(masses) - (jnp.cumsum(own) - own)
     tiny = jnp.finfo(own.dtype).tiny
@@ -57,7 +57,7 @@ def draw_fresh(
         draws = space.sample(draw_key, _TRIES_BY_PRIOR * q)
         order = prior(draws) + jax.random.gumbel(order_key, (len(draws),))
         return first_fresh(draws[jnp.argsort(-order)], history, q, prior=prior)
-    fresh = not_asked(space, history)
+    fresh = find_fresh(space, history)
     if prior is None:
         order = jnp.where(fresh, jax.random.uniform(key, (space.size,)), -1)
     else:

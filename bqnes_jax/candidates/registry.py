@@ -24,7 +24,7 @@ from bqnes_jax.candidates.base import (
     Summands,
     resolve_temperature,
 )
-from bqnes_jax.candidates.bayesian import believed, improving, uncertain
+from bqnes_jax.candidates.bayesian import ask_improvement, ask_uncertain, draw_posterior
 from bqnes_jax.candidates.evolution import evolution
 from bqnes_jax.candidates.history import empty_history
 from bqnes_jax.candidates.landscape import make_landscape
@@ -50,9 +50,9 @@ _CHOOSERS: Registry[Chooser] = Registry(
     {
         "random": random,
         "evolution": evolution,
-        "ei": improving,
-        "us": uncertain,
-        "posterior": believed,
+        "ei": ask_improvement,
+        "us": ask_uncertain,
+        "posterior": draw_posterior,
         "replicate": replicate,
     },
 )
@@ -173,7 +173,7 @@ def _make(
             best=-jnp.asarray(jnp.inf),
             temperature=jnp.asarray(jnp.nan),
             effective_size=jnp.asarray(0.0),
-            **_believed(landscape, None, state.reference),
+            **_describe_belief(landscape, None, state.reference),
         )
 
     def ask(key: PRNGKey, state: State, pending: Pending | None = None) -> tuple[State, Info]:
@@ -203,7 +203,7 @@ def _make(
             best=jnp.max(history.known),
             temperature=temperature,
             effective_size=effective_size(history.known / temperature),
-            **_believed(landscape, model, state.reference),
+            **_describe_belief(landscape, model, state.reference),
         )
 
     def gram(info: Info, archs: Architectures) -> Float[Array, "n n"]:
@@ -257,7 +257,7 @@ def refit_model(
     """Fit the surrogate to what has been evaluated, beginning with what was fitted to less."""
     count = history.count
     if not in_weight_space(landscape.kernel, landscape.rows(history.archs)):
-        history = history.thinned(config.fit.limit)
+        history = history.thin(config.fit.limit)
     first = first_shape(landscape, config, history)
     if first is None:
         return fit_model(landscape, history, config, temperature), shape
@@ -274,7 +274,7 @@ def refit_model(
     )
 
 
-def _believed(
+def _describe_belief(
     landscape: Landscape, model: LikelihoodModel | None, reference: Summands | None
 ) -> dict[str, Any]:
     """Return what `Info` says of a surrogate; where there is none, that nothing is known."""

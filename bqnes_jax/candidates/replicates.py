@@ -14,7 +14,7 @@ from bqnes_jax.candidates.base import (
     is_allowed,
     is_among,
 )
-from bqnes_jax.candidates.bayesian import improving
+from bqnes_jax.candidates.bayesian import ask_improvement
 from bqnes_jax.kernels import Kernel
 from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.spaces.seeded import Seeded
@@ -31,10 +31,10 @@ def replicate(
     """
     space, landscape, config, history = situation[:4]
     if not isinstance(space, Seeded) or space.seeds == 1:
-        return improving(key, situation, q)
+        return ask_improvement(key, situation, q)
     once = history._replace(archs=_with_seed(history.archs, 0))
     alone = situation._replace(space=space.first, landscape=_Once(landscape, space), history=once)
-    asked, scores = improving(key, alone, q)
+    asked, scores = ask_improvement(key, alone, q)
     best = history.archs[jnp.argmax(jnp.where(_counts(history), history.log_likelihoods, -jnp.inf))]
     every = best * jnp.ones((space.seeds, 1), jnp.int32)
     every = every.at[:, -1].set(jnp.arange(space.seeds, dtype=jnp.int32))

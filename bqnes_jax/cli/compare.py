@@ -163,7 +163,7 @@ class CompareCommand:
         comparison.check_sizes(make_family(self.task).space, self.sizes, self.search)
         names = self.algorithms or (*_LIVE, *self._with_seeds(self.weight_seeds))
         searches = {
-            (pair.strategy, pair.needs_seeds, pair.budgeted(self.search, size).budget)
+            (pair.strategy, pair.needs_seeds, pair.with_budget(self.search, size).budget)
             for pair in map(find_trainable, names)
             for size in self.sizes
         }
@@ -341,7 +341,7 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     summarised = formats.summarise(rows)
 
     def shown(cell: formats.Cell, column: int) -> str:
-        text = formats.written(cell, column)
+        text = formats.format_cell(cell, column)
         return text if in_bold else f"{text} {'*' if cell.best else ' '}"
 
     best = "in bold" if in_bold else "with *"

@@ -151,7 +151,7 @@ def _labels(found: object) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def _joined(parts: list[Examples]) -> Examples:
+def _join(parts: list[Examples]) -> Examples:
     return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
@@ -176,7 +176,7 @@ def _read_cifar(folder: str, train: tuple[str, ...], test: str, label_key: str):
         absent = [part for part in (*train, test) if part not in found]
         if absent:
             raise BQNESError(f"{path} has no {folder}/{absent[0]}; it is another archive.")
-        return _joined([found[part] for part in train]), found[test]
+        return _join([found[part] for part in train]), found[test]
 
     return read
 
@@ -195,7 +195,7 @@ def _read_imagenet16(path: Path) -> tuple[Examples, Examples]:
         data = _array(batch["data"])[chosen]
         parts[name] = _channels_last(path / name, data, labels[chosen] - 1, 16)
     test = parts.pop(_IMAGENET16_TEST)
-    return _joined(list(parts.values())), test
+    return _join(list(parts.values())), test
 
 
 def _read_idx(path: Path) -> tuple[Examples, Examples]:

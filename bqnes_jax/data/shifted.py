@@ -29,7 +29,7 @@ _AT_ONCE = 128  # images corrupted together: what a corruption needs on the way 
 _TFDS_NAMES = {"elastic_transform": "elastic", "glass_blur": "frosted_glass_blur"}
 
 
-def corrupted(key: PRNGKey, test: Examples) -> Shifted:
+def corrupt_test(key: PRNGKey, test: Examples) -> Shifted:
     """Corrupt test images as they are asked for; a corruption's random numbers are always the same.
 
     Example:
@@ -54,7 +54,7 @@ def corrupted(key: PRNGKey, test: Examples) -> Shifted:
     return shifted
 
 
-def published(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndices) -> Shifted:
+def read_corrupted(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndices) -> Shifted:
     """Read corrupted test images that others made.
 
     Args:

@@ -87,7 +87,7 @@ def _train(build: Build, recipe: Recipe, key: PRNGKey, choices: Choices, data: S
     def loss_of(params, rest, inputs, labels, noise):
         logits, rest = module.apply(
             {"params": params, **rest},
-            _scaled(inputs, moments),
+            _scale(inputs, moments),
             **_mode(module, train=True),
             rngs={"dropout": noise},
             mutable=list(rest),
@@ -111,7 +111,7 @@ def _train(build: Build, recipe: Recipe, key: PRNGKey, choices: Choices, data: S
     rngs: dict[str, jax.Array] = dict(
         zip(("params", "dropout"), jax.random.split(init_key), strict=True)
     )
-    first = _scaled(inputs[:1], moments)
+    first = _scale(inputs[:1], moments)
     variables = dict(module.init(rngs, first, **_mode(module, train=False)))
     params = variables.pop("params")
     start = (params, variables, optimiser.init(params), jnp.arange(n))
@@ -124,7 +124,7 @@ def _predict(build: Build, variables: Variables, choices: Choices, inputs: Array
     module = build(choices)
 
     def of_batch(batch):
-        scaled = _scaled(batch, variables["moments"])
+        scaled = _scale(batch, variables["moments"])
         logits = module.apply(variables["variables"], scaled, **_mode(module, train=False))
         return jax.nn.log_softmax(cast(Array, logits))
 
@@ -151,5 +151,5 @@ def _moments(inputs: Array, standardise: bool) -> Float[Array, "2 features"]:
     return moments if standardise else jnp.stack([jnp.zeros_like(mean), jnp.ones_like(mean)])
 
 
-def _scaled(inputs: Array, moments: Float[Array, "2 features"]) -> Array:
+def _scale(inputs: Array, moments: Float[Array, "2 features"]) -> Array:
     return (inputs - moments[0]) / moments[1]

@@ -132,7 +132,7 @@ class FunctionFamily:
 
         def said(own: Variables, arch: np.ndarray) -> np.ndarray:
             text = self.space.to_string(arch)
-            with _errors_named(f"predicting with {text}"):
+            with _name_errors(f"predicting with {text}"):
                 if self.jit:
                     own = _structure(self, text, *_shapes(shared)).unflatten(own)
                     return np.asarray(_predict_program(self, text)(own, inputs), np.float32)
@@ -159,7 +159,7 @@ def _on_host(family: FunctionFamily, data: Split, setting: Setting) -> TrainMany
     def one(arch: np.ndarray) -> Evaluation:
         started, text = perf_counter(), family.space.to_string(arch)
         choices = family.space.decode(arch)
-        with _errors_named(f"training {text}"):
+        with _name_errors(f"training {text}"):
             try:
                 variables = family.train(key_of(family.space, arch, setting.seed), choices, data)
             except (FloatingPointError, np.linalg.LinAlgError):  # by its numbers, not by a mistake
@@ -195,7 +195,7 @@ def _side_by_side(family: FunctionFamily, data: Split, setting: Setting) -> Trai
     ) -> Evaluation:
         started, text = perf_counter(), family.space.to_string(arch)
         key = jax.device_put(key_of(family.space, arch, setting.seed), device)
-        with _errors_named(f"training {text}"):
+        with _name_errors(f"training {text}"):
             program = _train_program(family, text)
             variables, log_probs, fit = jax.device_get(program(key, placed[device]))
         check_log_probs(log_probs, (points, data.classes), text)
@@ -318,7 +318,7 @@ def _as_kept(variables: object) -> Variables:
 
 
 @contextlib.contextmanager
-def _errors_named(what: str) -> Iterator[None]:
+def _name_errors(what: str) -> Iterator[None]:
     """Say of which architecture an error of the user's functions is."""
     try:
         yield

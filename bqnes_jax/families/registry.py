@@ -79,7 +79,7 @@ def find(name: str) -> Kind:
                 "your own."
             )
         return _KINDS.find(name)
-    return Kind(name, NoOptions(), lambda _: _imported(name))
+    return Kind(name, NoOptions(), lambda _: _import(name))
 
 
 def import_named(what: str, name: str) -> Any:
@@ -99,7 +99,7 @@ def import_named(what: str, name: str) -> Any:
     return getattr(module, attribute, None)
 
 
-def _imported(name: str) -> NetworkFamily:
+def _import(name: str) -> NetworkFamily:
     family = import_named("family", name)
     if not isinstance(family, NetworkFamily):
         given = "has no such name" if family is None else f"holds a {type(family).__name__} there"

@@ -79,7 +79,7 @@ class SliceFamily:
     def prepare(self, data: Split, setting: Setting) -> Trainer:
         """Train the supernet, or read it, and make the program that evaluates slices."""
         config = self._config(data.classes)
-        params = _trained_supernet(data, config, setting)
+        params = _train_supernet(data, config, setting)
         evaluate = make_supernet(config).evaluate
         mesh = mesh_for(setting.asked, setting.mesh)
         program = spread(lambda archs, params, data: evaluate(params, archs, data), mesh)
@@ -132,7 +132,7 @@ def _evaluation(slices, i: int, seconds: float) -> Evaluation:
     )
 
 
-def _trained_supernet(data: Split, config: SupernetConfig, setting: Setting) -> dict:
+def _train_supernet(data: Split, config: SupernetConfig, setting: Setting) -> dict:
     """Train on the first host; the others wait and are given the parameters."""
     key = jax.random.key(setting.seed)
     if not is_first():

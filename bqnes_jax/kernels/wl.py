@@ -228,11 +228,11 @@ def _all_labels(
 def _list_labels(space: GraphSpace, iterations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels of the nodes of every architecture, and which of these nodes are real."""
 
-    def listed() -> tuple[np.ndarray, np.ndarray]:
+    def list_labels() -> tuple[np.ndarray, np.ndarray]:
         labels, real = _all_labels(space, iterations, enumerate_space(space), jnp.uint32(seed))
         return np.asarray(labels), np.asarray(real)
 
-    return call_apart(listed)
+    return call_apart(list_labels)
 
 
 @jax.jit
@@ -328,7 +328,7 @@ def _add_rows(
 @functools.cache
 def _encoding(space: GraphSpace, iterations: int, buckets: int | None) -> Encoding:
     if buckets is None:
-        return _spelled_out(space, iterations)
+        return _spell_out(space, iterations)
     columns = (iterations + 1) * buckets
 
     def spell(arch: Int[Array, " length"]) -> Int[Array, " k"]:
@@ -341,7 +341,7 @@ def _encoding(space: GraphSpace, iterations: int, buckets: int | None) -> Encodi
     return Encoding(jax.vmap(spell), None, layer_of_column)
 
 
-def _spelled_out(space: GraphSpace, iterations: int) -> Encoding:
+def _spell_out(space: GraphSpace, iterations: int) -> Encoding:
     """Look the words of an architecture up: a word is what a node is labelled in all layers."""
     known, layer_of_column = vocabulary(space, iterations)
     labels, real = _list_labels(space, iterations, seed=0)

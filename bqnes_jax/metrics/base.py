@@ -41,18 +41,20 @@ def is_sound(
     return is_distribution(probabilities) & in_range
 
 
-def checked(probabilities: ArrayLike, labels: ArrayLike, log: bool) -> tuple[jax.Array, jax.Array]:
+def check_probabilities(
+    probabilities: ArrayLike, labels: ArrayLike, log: bool
+) -> tuple[jax.Array, jax.Array]:
     """Check what is given as (n, C) and labels (n,); return probabilities and labels as arrays."""
-    probabilities = _checked_probabilities("probabilities", probabilities, 2, log)
+    probabilities = _as_probabilities("probabilities", probabilities, 2, log)
     return probabilities, check_labels("labels", labels, probabilities.shape)
 
 
-def checked_members(member_probabilities: ArrayLike, log: bool) -> jax.Array:
+def check_members(member_probabilities: ArrayLike, log: bool) -> jax.Array:
     """Check what is given as (N, n, C), and return probabilities as an array."""
-    return _checked_probabilities("member_probabilities", member_probabilities, 3, log)
+    return _as_probabilities("member_probabilities", member_probabilities, 3, log)
 
 
-def _checked_probabilities(name: str, given: ArrayLike, axes: int, log: bool) -> jax.Array:
+def _as_probabilities(name: str, given: ArrayLike, axes: int, log: bool) -> jax.Array:
     """Return the probabilities that are given, or whose logarithms are."""
     probabilities = at_least_single(given)
     check_shape(name, probabilities, (None,) * axes)
@@ -63,7 +65,7 @@ def _checked_probabilities(name: str, given: ArrayLike, axes: int, log: bool) ->
     return probabilities
 
 
-def checked_columns(**columns: ArrayLike) -> tuple[jax.Array, ...]:
+def check_columns(**columns: ArrayLike) -> tuple[jax.Array, ...]:
     """Check arrays of as many points as `targets`, and return them in one floating type."""
     arrays = {name: at_least_single(column) for name, column in columns.items()}
     points = jnp.size(arrays["targets"])

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax.errors import BQNESError, check_whole
-from bqnes_jax.metrics.base import at_least_single, checked
+from bqnes_jax.metrics.base import at_least_single, check_probabilities
 from bqnes_jax.types import PRNGKey
 
 
@@ -52,7 +52,7 @@ def bootstrap_interval(
         >>> float(found.estimate), bool(0.35 < found.low < 0.45 < 0.55 < found.high < 0.65)
         (0.5, True)
     """
-    _, labels = checked(probabilities, labels, log)
+    _, labels = check_probabilities(probabilities, labels, log)
     given = at_least_single(probabilities)
     check_whole("draws", draws, 1)
     if not 0 < level < 1:

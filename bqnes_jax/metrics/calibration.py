@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from bqnes_jax.errors import check_choice, check_whole
-from bqnes_jax.metrics.base import checked, confidence_and_hits, nan_unless_sound
+from bqnes_jax.metrics.base import check_probabilities, confidence_and_hits, nan_unless_sound
 
 REFERENCES = ("confidence", "centre")
 
@@ -57,7 +57,7 @@ def reliability_curve(
         ([0, 2], [0.0, 0.75], [0.0, 0.5])
     """
     check_whole("bins", bins, 1)
-    return _reliability_curve(*checked(probabilities, labels, log), bins)
+    return _reliability_curve(*check_probabilities(probabilities, labels, log), bins)
 
 
 def ece(
@@ -89,7 +89,7 @@ def ece(
     """
     check_whole("bins", bins, 1)
     check_choice("reference", reference, REFERENCES)
-    return _ece(*checked(probabilities, labels, log), bins, reference)
+    return _ece(*check_probabilities(probabilities, labels, log), bins, reference)
 
 
 def adaptive_ece(
@@ -105,7 +105,7 @@ def adaptive_ece(
         0.25
     """
     check_whole("bins", bins, 1)
-    return _adaptive_ece(*checked(probabilities, labels, log), bins)
+    return _adaptive_ece(*check_probabilities(probabilities, labels, log), bins)
 
 
 def classwise_ece(
@@ -122,7 +122,7 @@ def classwise_ece(
         0.25
     """
     check_whole("bins", bins, 1)
-    return _classwise_ece(*checked(probabilities, labels, log), bins)
+    return _classwise_ece(*check_probabilities(probabilities, labels, log), bins)
 
 
 def brier_decomposition(
@@ -136,7 +136,7 @@ def brier_decomposition(
         [0.125, 0.0, 0.5, 0.0]
     """
     check_whole("bins", bins, 1)
-    return _brier_decomposition(*checked(probabilities, labels, log), bins)
+    return _brier_decomposition(*check_probabilities(probabilities, labels, log), bins)
 
 
 @partial(jax.jit, static_argnames="bins")

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 from bqnes_jax.errors import check_labels
 from bqnes_jax.metrics.base import (
     at_least_single,
-    checked,
-    checked_members,
+    check_members,
+    check_probabilities,
     confidence_and_hits,
     is_sound,
     nan_unless_sound,
@@ -27,7 +27,7 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) 
         >>> float(accuracy(jnp.array([[0.9, 0.1], [0.5, 0.5]]), jnp.array([0, 1])))
         0.5
     """
-    return _accuracy(*checked(probabilities, labels, log))
+    return _accuracy(*check_probabilities(probabilities, labels, log))
 
 
 def log_likelihood(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
@@ -42,7 +42,7 @@ def log_likelihood(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = F
         >>> float(log_likelihood(jnp.array([[0.0, -500.0]]), jnp.array([1]), log=True))
         -500.0
     """
-    _, labels = checked(probabilities, labels, log)
+    _, labels = check_probabilities(probabilities, labels, log)
     return _log_likelihood(at_least_single(probabilities), labels, log)
 
 
@@ -67,7 +67,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = Fals
         >>> float(brier_score(jnp.array([[0.5, 0.5]]), jnp.array([0])))
         0.5
     """
-    return _brier_score(*checked(probabilities, labels, log))
+    return _brier_score(*check_probabilities(probabilities, labels, log))
 
 
 def aurc(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
@@ -81,7 +81,7 @@ def aurc(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> j
         >>> float(aurc(probabilities, jnp.array([0, 1])))  # right where it is surer
         0.25
     """
-    return _aurc(*checked(probabilities, labels, log))
+    return _aurc(*check_probabilities(probabilities, labels, log))
 
 
 def per_member(
@@ -101,7 +101,7 @@ def per_member(
         >>> per_member(accuracy, members, jnp.array([0])).tolist()
         [1.0, 0.0]
     """
-    shape = checked_members(member_probabilities, log).shape[1:]
+    shape = check_members(member_probabilities, log).shape[1:]
     labels = check_labels("labels", labels, shape)
     of_one = partial(metric, labels=labels, log=log, **options)
     return jax.vmap(of_one)(at_least_single(member_probabilities))

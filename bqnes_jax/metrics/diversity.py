@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from bqnes_jax.errors import is_distribution
-from bqnes_jax.metrics.base import checked_members
+from bqnes_jax.metrics.base import check_members
 
 
 class Disagreement(NamedTuple):
@@ -29,7 +29,7 @@ def disagreement(member_probabilities: ArrayLike, *, log: bool = False) -> Disag
         >>> disagreement(members).pairwise.tolist()
         [[0.0, 0.5], [0.5, 0.0]]
     """
-    return _disagreement(checked_members(member_probabilities, log))
+    return _disagreement(check_members(member_probabilities, log))
 
 
 def mutual_information(member_probabilities: ArrayLike, *, log: bool = False) -> jax.Array:
@@ -43,7 +43,7 @@ def mutual_information(member_probabilities: ArrayLike, *, log: bool = False) ->
         >>> [round(float(value), 4) for value in mutual_information(members)]
         [0.6931, 0.0]
     """
-    return _mutual_information(checked_members(member_probabilities, log))
+    return _mutual_information(check_members(member_probabilities, log))
 
 
 @jax.jit

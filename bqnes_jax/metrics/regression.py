@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from bqnes_jax.errors import BQNESError, check_positive, concrete
-from bqnes_jax.metrics.base import checked_columns
+from bqnes_jax.metrics.base import check_columns
 
 
 def rmse(predictions: ArrayLike, targets: ArrayLike, *, normalised: bool = True) -> jax.Array:
@@ -21,7 +21,7 @@ def rmse(predictions: ArrayLike, targets: ArrayLike, *, normalised: bool = True)
         >>> float(rmse(predictions, targets)), float(rmse(predictions, targets, normalised=False))
         (0.25, 1.0)
     """
-    predictions, targets = checked_columns(predictions=predictions, targets=targets)
+    predictions, targets = check_columns(predictions=predictions, targets=targets)
     values = concrete(targets)
     # A subnormal mean is 0 to XLA.
     least = jnp.finfo(targets.dtype).tiny
@@ -41,7 +41,7 @@ def nlpd(means: ArrayLike, variances: ArrayLike, targets: ArrayLike) -> jax.Arra
         >>> round(float(nlpd(jnp.array([0.0]), jnp.array([1.0]), jnp.array([1.0]))), 4)
         1.4189
     """
-    means, variances, targets = checked_columns(means=means, variances=variances, targets=targets)
+    means, variances, targets = check_columns(means=means, variances=variances, targets=targets)
     check_positive("variances", variances)
     return _nlpd(means, variances, targets)
 

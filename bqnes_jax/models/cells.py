@@ -189,7 +189,7 @@ class _Cell(nn.Module):
             return _pass_forward(self.config, arch, x, own, running).nodes[3], None
         trained = _train_cell(self.config, arch, x, own)
         x, mean, var = cast(tuple[Array, Array, Array], trained)
-        track(self, mean[:, None], var[:, None], x[0].size, chosen=_chosen(arch))
+        track(self, mean[:, None], var[:, None], x[0].size, chosen=_find_used(arch))
         return x, None
 
 
@@ -201,7 +201,7 @@ class _Convolutions(NamedTuple):
     bias: Float[Array, "*edges 2 channels"]
 
 
-def _chosen(arch: Int32[Array, "6"]) -> Bool[Array, "6 2 1"]:
+def _find_used(arch: Int32[Array, "6"]) -> Bool[Array, "6 2 1"]:
     """Tell which of its two convolutions each edge uses."""
     return (arch[:, None] == jnp.array([CONV_1X1, CONV_3X3]))[:, :, None]
 
@@ -308,7 +308,7 @@ def _train_cell_backward(config, residuals, gradients):
         in_place=config.uses_patches(),
         back=True,
     )
-    by_weight, by_bias = (jnp.where(_chosen(arch), values[:, None], 0) for values in norms)
+    by_weight, by_bias = (jnp.where(_find_used(arch), values[:, None], 0) for values in norms)
     return None, by_nodes[0], _Convolutions((small, large), by_weight, by_bias)
 
 

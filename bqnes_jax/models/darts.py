@@ -279,7 +279,7 @@ class _Cell(nn.Module):
         kept = self._draw_kept(inputs)
         trained = _train_cell(size, edges, kept, inputs, own)
         out, mean, var = cast(tuple[Array, Array, Array], trained)
-        track(self, mean, var, out[0].size, chosen=_used(edges, own.weight.shape[1]))
+        track(self, mean, var, out[0].size, chosen=_find_used(edges, own.weight.shape[1]))
         return (states[1], out), None
 
     def _variables(self) -> tuple[_Own, list[Array]]:
@@ -360,7 +360,7 @@ def _edge(edges: Int32[Array, "8 2"], number: Array, phases: int) -> _Edge:
     return _Edge(number, source, INPUTS + number // INPUTS, operation, strided)
 
 
-def _used(edges: Int32[Array, "8 2"], norms: int) -> Bool[Array, "8 norms 1"]:
+def _find_used(edges: Int32[Array, "8 2"], norms: int) -> Bool[Array, "8 norms 1"]:
     """Tell which batch norms each edge uses."""
     edge = jax.vmap(lambda e: _edge(edges, e, PHASES if norms > _CONVOLUTIONS else 1))(
         jnp.arange(_EDGES)
@@ -419,7 +419,7 @@ def _pass_forward(
     phases = inputs.shape[1]
     valid = _valid_pixels(size, phases)
 
-    def normalised(edge, y, norm, kept):
+    def normalise_edge(edge, y, norm, kept):
         at = edge.number, norm
         if running is None:
             mean, var = find_moments(y)
@@ -442,7 +442,7 @@ def _pass_forward(
             mixed = convolve_taps(nn.relu(x), own.kernels[at], edge.taps(i))
             y = _multiply(own.pointwise[at][None], mixed[None])
             kept = keep(kept, (edge.number, i), mixed=mixed, convolved=y)
-            out, kept = normalised(edge, y, norm, kept)
+            out, kept = normalise_edge(edge, y, norm, kept)
             return _as_state(out, phases), kept
 
         start = done.states[edge.source], done.kept
@@ -454,7 +454,7 @@ def _pass_forward(
         x = nn.relu(done.states[edge.source][_DIAGONAL])
         y = _multiply(own.halving[edge.number], x)
         kept = keep(done.kept, (edge.number, 0), convolved=y)
-        return normalised(edge, y, _CONVOLUTIONS, kept)
+        return normalise_edge(edge, y, _CONVOLUTIONS, kept)
 
     def pool_max(edge, done):
         return max_taps(done.states[edge.source], valid, edge.pool)[0], done.kept
@@ -478,11 +478,11 @@ def _pass_forward(
         write(pool_max), write(pool_average), write(convolve), write(halve), write(skip, False)
     )
     states = jnp.concatenate([inputs, jnp.zeros((NODES, *inputs.shape[1:]), inputs.dtype)])
-    kept = None if running is not None else _nothing_kept(inputs, own)
+    kept = None if running is not None else _keep_nothing(inputs, own)
     return _pass_edges(edges, operations, _Passed(states, kept), phases)
 
 
-def _nothing_kept(inputs: Array, own: _Own) -> _Kept:
+def _keep_nothing(inputs: Array, own: _Own) -> _Kept:
     moments = jnp.zeros(own.weight.shape, jnp.promote_types(inputs.dtype, jnp.float32))
     arrays = jnp.zeros((_EDGES, _SEPARABLE, *inputs.shape[2:]), inputs.dtype)
     return _Kept(moments, moments, arrays, arrays)
@@ -588,7 +588,7 @@ def _train_cell_backward(size, residuals, gradients):
     phases = states.shape[1]
     valid = _valid_pixels(size, phases)
 
-    def pull_normalised(edge, norm, i, gradient, by_own):
+    def pull_edge(edge, norm, i, gradient, by_own):
         at = edge.number, norm
         y = kept.convolved[edge.number, i]
         by_y, by_weight, by_bias = pull_norm(
@@ -612,7 +612,7 @@ def _train_cell_backward(size, residuals, gradients):
             i = edge.passes - 1 - j
             norm = edge.norm(i)
             at = edge.number, norm
-            by_y, by_own = pull_normalised(edge, norm, i, flow[0], by_own)
+            by_y, by_own = pull_edge(edge, norm, i, flow[0], by_own)
             mixed = kept.mixed[edge.number, i]
             by_pointwise = by_y.reshape(len(by_y), -1) @ mixed.reshape(len(mixed), -1).T
             by_mixed = _multiply(own.pointwise[at].T[None], by_y[None])
@@ -628,7 +628,7 @@ def _train_cell_backward(size, residuals, gradients):
         return lax.fori_loop(0, edge.passes, one, start)
 
     def halve(edge, gradient, by_own):
-        by_y, by_own = pull_normalised(edge, _CONVOLUTIONS, 0, gradient, by_own)
+        by_y, by_own = pull_edge(edge, _CONVOLUTIONS, 0, gradient, by_own)
         x = states[edge.source][_DIAGONAL]
         _, pull = jax.vjp(
             lambda kernel, x: _multiply(kernel, nn.relu(x)), own.halving[edge.number], x

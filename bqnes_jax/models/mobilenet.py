@@ -35,7 +35,7 @@ from bqnes_jax.models.shifts import (
     OtherActivations,
     column,
     convolve_channels,
-    shifted,
+    shift,
 )
 from bqnes_jax.spaces.base import as_architectures
 from bqnes_jax.spaces.slimmable import SLIMMABLE, SlimmableSpace
@@ -219,7 +219,7 @@ class _ConvNorm(nn.Module):
         if self.size == 1:
             x = _pointwise(x, kernel[0, 0])
         elif self.config.uses_shifts():
-            shifts = shifted(x, 1)
+            shifts = shift(x, 1)
             patches = jnp.concatenate(list(shifts.values()))
             x = _pointwise(patches, jnp.concatenate([kernel[place] for place in shifts]))
         else:

@@ -41,7 +41,7 @@ def convolve_channels(
     )
 
 
-def shifted(x: Activations, stride: int) -> dict[tuple[int, int], Activations | OtherActivations]:
+def shift(x: Activations, stride: int) -> dict[tuple[int, int], Activations | OtherActivations]:
     """Return what each place of a 3×3 kernel sees, except for those that see only the border."""
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     places = [_places(length, stride) for length in x.shape[1:3]]
@@ -67,7 +67,7 @@ def _shifted_products(
     The gradient by x is such a sum again, and written as one: the transpose of shifting would be a
     sum of nine padded arrays.
     """
-    products = (seen * column(kernel[place]) for place, seen in shifted(x, stride).items())
+    products = (seen * column(kernel[place]) for place, seen in shift(x, stride).items())
     return functools.reduce(operator.add, products)
 
 
@@ -78,8 +78,7 @@ def _forward(x, kernel, stride):
 def _backward(stride, residuals, gradient):
     x, kernel = residuals
     by_place = {
-        place: jnp.sum(seen * gradient, axis=(1, 2, 3))
-        for place, seen in shifted(x, stride).items()
+        place: jnp.sum(seen * gradient, axis=(1, 2, 3)) for place, seen in shift(x, stride).items()
     }
     nothing = jnp.zeros_like(kernel[0, 0])
     rows = [jnp.stack([by_place.get((i, j), nothing) for j in range(3)]) for i in range(3)]

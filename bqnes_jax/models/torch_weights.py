@@ -25,7 +25,7 @@ _Path = tuple[str, ...]
 _Place = tuple[str, _Path, tuple[int, ...]]  # published name, path here, index in the array there
 
 
-def from_published(
+def convert_published(
     state: Mapping[str, np.ndarray], arch: ArrayLike, config: NATSNetworkConfig
 ) -> dict:
     """Convert a published state dict to the variables of the network, for `NATSNetwork.apply`.

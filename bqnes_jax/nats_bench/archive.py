@@ -133,7 +133,7 @@ class Archive(NamedTuple):
         check_choice("dataset", dataset, tuple(DATASETS))
         name, published = _file_name(number), DATASETS[dataset]
         where = self.path / name
-        content = _unpickled(self, name)
+        content = _unpickle(self, name)
         with damaged_means_refused(where):
             trained = content[_EPOCHS]
             arch = trained["arch_str"]
@@ -179,7 +179,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
                 f"{path} has no {_META}: it is not an archive of NATS-Bench, or was downloaded or "
                 f"unpacked in part; {_GET}."
             )
-        yield archive._replace(archs=_listed(archive))
+        yield archive._replace(archs=_read_list(archive))
 
 
 @functools.cache
@@ -224,9 +224,9 @@ def _open_tar(path: Path, stack: contextlib.ExitStack) -> Archive:
     return Archive(path, (), open_member, frozenset(members))
 
 
-def _listed(archive: Archive) -> tuple[str, ...]:
+def _read_list(archive: Archive) -> tuple[str, ...]:
     """Read the list of architectures, and check that it is the list of the space."""
-    meta = _unpickled(archive, _META)
+    meta = _unpickle(archive, _META)
     archs = meta.get("meta_archs") if isinstance(meta, dict) else None
     texts = archs if isinstance(archs, list) and all(isinstance(a, str) for a in archs) else []
     if sorted(texts) != sorted(numbers_by_text()):
@@ -237,7 +237,7 @@ def _listed(archive: Archive) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _unpickled(archive: Archive, name: str) -> Any:
+def _unpickle(archive: Archive, name: str) -> Any:
     with (
         damaged_means_refused(archive.path / name),
         archive.open_file(name) as compressed,

@@ -13,7 +13,7 @@ from bqnes_jax.data import Dataset, Split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families.cells import CellFamily, predict_cells
 from bqnes_jax.models import NATSNetworkConfig
-from bqnes_jax.models.torch_weights import from_published
+from bqnes_jax.models.torch_weights import convert_published
 from bqnes_jax.nats_bench.archive import DATASETS, Training
 from bqnes_jax.spaces import NATS
 from bqnes_jax.storage import FAILED, OK, Entry, Manifest
@@ -77,7 +77,7 @@ def predict_published(task: Task, networks: Sequence[Network], seed: int) -> lis
     archs = np.stack([network.arch for network in networks])
     vectors = np.stack(
         [
-            ravel_pytree(from_published(network.weights, network.arch, task.network))[0]
+            ravel_pytree(convert_published(network.weights, network.arch, task.network))[0]
             for network in networks
         ]
     )

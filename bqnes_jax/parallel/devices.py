@@ -107,7 +107,7 @@ def spread(
         filled = np.minimum(np.arange(share * mesh.size), count - 1)
         members = jax.tree.map(lambda leaf: np.asarray(leaf)[filled], arguments[:split])
         placed = (place(members, mesh, spec=PartitionSpec(_AXIS)), place(arguments[split:], mesh))
-        results = _gather(*_tried(program, *placed[0], *placed[1]))
+        results = _gather(*_try(program, *placed[0], *placed[1]))
         return jax.tree.map(lambda leaf: leaf[:count], results)
 
     return call
@@ -211,7 +211,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
 
 
-def _tried(program: Callable[..., Tree], *arguments: Tree) -> tuple[Tree, Exception | None]:
+def _try(program: Callable[..., Tree], *arguments: Tree) -> tuple[Tree, Exception | None]:
     try:
         return jax.block_until_ready(program(*arguments)), None
     except jax.errors.JaxRuntimeError as error:

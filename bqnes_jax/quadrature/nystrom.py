@@ -44,7 +44,7 @@ def nystrom_test_functions(gram: ArrayLike, landmarks: ArrayLike) -> Float[Array
         >>> functions.shape, functions[:, 2].tolist()
         ((5, 3), [0.0, 0.0, 0.0, 0.0, 0.0])
     """
-    gram, landmarks = _checked_gram(gram), jnp.asarray(landmarks)
+    gram, landmarks = _check_gram(gram), jnp.asarray(landmarks)
     check_shape("landmarks", landmarks, (None,))
     if not jnp.issubdtype(landmarks.dtype, jnp.integer):
         raise BQNESError(f"landmarks has type {landmarks.dtype}; it must hold integer indices.")
@@ -90,7 +90,7 @@ def choose_landmarks(gram: ArrayLike, weights: ArrayLike, count: int) -> Int32[A
         >>> choose_landmarks(gram, jnp.array([0.3, 0.5, 0.2]), 3).tolist()
         [1, 2, 1]
     """
-    gram, weights = _checked_gram(gram), as_float(weights)
+    gram, weights = _check_gram(gram), as_float(weights)
     check_shape("weights", weights, gram.shape[:1])
     check_distribution("weights", weights)
     check_whole("count", count, 0)
@@ -121,7 +121,7 @@ def _landmarks(
     return lax.fori_loop(0, count, choose_one, start)[2]
 
 
-def _checked_gram(gram: ArrayLike) -> Float[Array, "N N"]:
+def _check_gram(gram: ArrayLike) -> Float[Array, "N N"]:
     gram = as_float(gram)
     check_shape("gram", gram, (None, None))
     check_shape("gram", gram, (len(gram), len(gram)))

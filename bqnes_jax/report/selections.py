@@ -37,7 +37,7 @@ def rehearse(config: RunConfig, bench: Workbench) -> None:
     if config.search.measure != "valid" or config.evaluate != "alone":
         return  # the number of candidates, or what they are measured by, is not known yet
     algorithm = algorithms.find_trainable(config.algorithm)
-    count = algorithm.budgeted(config.search, config.ensemble_size).budget
+    count = algorithm.with_budget(config.search, config.ensemble_size).budget
     classes = _make_up_classes(count, bench)
     run = Run(bench.store.directory, config, bench.family, _make_up_record(classes, bench))
     run.__dict__["valid_log_probs"] = jax.device_put(classes)  # nothing is in the store

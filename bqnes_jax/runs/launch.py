@@ -134,7 +134,7 @@ def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior |
     check_members("ensemble_size", config.ensemble_size, family.space, config.search)
     algorithms.check_seeds(config.algorithm, family.space, config.ensemble_size)
     algorithm = algorithms.find_trainable(config.algorithm)
-    search_config = algorithm.budgeted(config.search, config.ensemble_size)
+    search_config = algorithm.with_budget(config.search, config.ensemble_size)
     candidates.make(algorithm.strategy, family.space, config=search_config, prior=prior)
     check_split(data)
     family.check(data)
@@ -163,7 +163,7 @@ def _launch(
 ) -> Run:
     """Search in a directory; first with shared weights, if that is how candidates are evaluated."""
     algorithm = algorithms.find_trainable(config.algorithm)
-    search_config = algorithm.budgeted(config.search, config.ensemble_size)
+    search_config = algorithm.with_budget(config.search, config.ensemble_size)
     if config.evaluate == "shared":
         own = *first_stage(config, family), data, prior, directory / FIRST_STAGE
         with begin(directory / FIRST_STAGE, own[0]):

@@ -95,7 +95,7 @@ def required_classes(candidates: Candidates) -> Float[Array, "N n C"]:
     return candidates.classes
 
 
-def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
+def prepare(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
     """Check log-probabilities N×n and mask N, and tell which candidates are usable."""
     log_probs = as_float(log_probs)
     log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
@@ -114,7 +114,7 @@ def prepared(log_probs: ArrayLike, mask: ArrayLike | None) -> tuple[jax.Array, j
     return log_probs, usable
 
 
-def prepared_classes(
+def prepare_classes(
     classes: ArrayLike, log_probs: jax.Array, usable: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Check log-probabilities N×n×C of all classes, and tell which candidates are still usable."""
@@ -155,7 +155,7 @@ def _check_values(log_probs: np.ndarray, usable: np.ndarray, name: str = "log_pr
         )
 
 
-def floored(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float[Array, "N n"]:
+def floor_entries(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float[Array, "N n"]:
     """Make every entry a finite number, FLOOR standing for probability 0 and for failure."""
     return jnp.where(usable[:, None] & (log_probs >= ZERO), log_probs, FLOOR)
 

@@ -55,7 +55,7 @@ def corrective(candidates: Candidates, size: int) -> Choice:
         rival = jnp.where(slot == _BEAM, beamed.members, first)
         counts = taken & (jnp.where(slot == _BEAM, beamed.weights, largest) > 0)
         members, filled = lax.cond(
-            slot < 0, lambda: (rival, counts), lambda: _refilled(candidates, best, slot)
+            slot < 0, lambda: (rival, counts), lambda: _refill(candidates, best, slot)
         )
         # Weights of members and of all are solved for at one place: compiling that is what costs.
         chosen = jnp.zeros_like(usable).at[members].max(filled)
@@ -80,7 +80,7 @@ def corrective(candidates: Candidates, size: int) -> Choice:
     return Choice(found.members[order], weights, found.status)
 
 
-def _refilled(
+def _refill(
     candidates: Candidates, ensemble: _Ensemble, slot: Int[Array, ""]
 ) -> tuple[Int32[Array, " M"], Bool[Array, " M"]]:
     """Empty a slot and fill it with the best candidate that is not a member."""

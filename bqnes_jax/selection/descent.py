@@ -51,7 +51,7 @@ def descend(
         gap = jnp.sum(jnp.where(usable, weights * slope, 0)) - lowest
         return Descended(weights, value, jnp.maximum(gap, 0), iterations), slope
 
-    def unfinished(carry):
+    def goes_on(carry):
         now, _, _, best, bound = carry
         return (best.loss - bound > _ENOUGH) & (now.iterations < steps)
 
@@ -70,5 +70,5 @@ def descend(
     start = usable.astype(dtype) / jnp.maximum(jnp.sum(usable), 1)
     first, slope = judge(start, jnp.int32(0))
     carry = first, slope, solver.init(start), first, first.loss - first.gap
-    now, _, _, best, bound = lax.while_loop(unfinished, iterate, carry)
+    now, _, _, best, bound = lax.while_loop(goes_on, iterate, carry)
     return best._replace(gap=jnp.maximum(best.loss - bound, 0), iterations=now.iterations)

@@ -101,7 +101,7 @@ def best_pool(
     given = jnp.where(jnp.sum(given) > 0, given, equal)
     aim = 1e-10 if given.dtype == jnp.float64 else 1e-7
 
-    def unfinished(state):
+    def goes_on(state):
         found, _, improved = state
         return improved & (found.iterations < limit)
 
@@ -115,11 +115,11 @@ def best_pool(
         )
         return found, weights, improved
 
-    nothing = unsolved(problem.margins)
-    return lax.while_loop(unfinished, iterate, (nothing, given, jnp.array(True)))[0]
+    nothing = empty_pool(problem.margins)
+    return lax.while_loop(goes_on, iterate, (nothing, given, jnp.array(True)))[0]
 
 
-def unsolved(margins: Float[Array, "M n C"]) -> Pool:
+def empty_pool(margins: Float[Array, "M n C"]) -> Pool:
     """Return what is known before the first iteration: nothing."""
     none, infinite = jnp.zeros_like(margins[:, 0, 0]), jnp.asarray(jnp.inf, margins.dtype)
     everything = jnp.zeros_like(margins[0])
@@ -130,7 +130,7 @@ def evaluate(
     problem: Problem, weights: Float[Array, " M"], *, iterations: Int32[Array, ""] | int = 0
 ) -> Pool:
     """Return loss, slopes and gap at these weights."""
-    scores = combined(problem.margins, weights)
+    scores = combine(problem.margins, weights)
     normaliser = jax.nn.logsumexp(scores, axis=1)
     probabilities = jnp.exp(scores - normaliser[:, None])
     loss = jnp.sum(problem.shares * normaliser)
@@ -151,7 +151,7 @@ def evaluate(
     )
 
 
-def combined(values: Float[Array, "M n C"], weights: Float[Array, " M"]) -> Float[Array, "n C"]:
+def combine(values: Float[Array, "M n C"], weights: Float[Array, " M"]) -> Float[Array, "n C"]:
     """Return Σ_m w_m values_m."""
     return matmul(_flat(values).T, weights).reshape(values.shape[1:])
 
@@ -204,7 +204,7 @@ def _line_search(
     problem: Problem, found: Pool, direction: Float[Array, " M"], slope: Float[Array, " M"]
 ) -> tuple[Float[Array, " M"], Bool[Array, ""]]:
     """Halve the step until the value falls by a fair share of what the slope promises."""
-    change = combined(problem.margins, direction)
+    change = combine(problem.margins, direction)
     total, promised = jnp.sum(found.weights), jnp.sum(slope * direction)
     growth = jnp.sum(direction)
 

@@ -20,8 +20,8 @@ from bqnes_jax.selection.base import (
     Candidates,
     Choice,
     open_slots,
-    prepared,
-    prepared_classes,
+    prepare,
+    prepare_classes,
     required_classes,
 )
 from bqnes_jax.selection.loglinear import (
@@ -29,10 +29,10 @@ from bqnes_jax.selection.loglinear import (
     Pool,
     Problem,
     best_pool,
-    combined,
+    combine,
     covariances,
+    empty_pool,
     spread,
-    unsolved,
 )
 from bqnes_jax.selection.simplex import tolerance
 from bqnes_jax.types import Status, flag, throw_if_failed
@@ -99,8 +99,8 @@ def log_pool_weights(
         >>> round(float(jax.nn.softmax(found.weights[0] * sure[0, 0])[0]), 3)
         0.75
     """
-    log_probs, usable = prepared(log_probs, mask)
-    classes, usable = prepared_classes(classes, log_probs, usable)
+    log_probs, usable = prepare(log_probs, mask)
+    classes, usable = prepare_classes(classes, log_probs, usable)
     found = _fit_all(log_probs, classes, usable, jnp.asarray(strengths, log_probs.dtype))
     if throw:
         throw_if_failed(found.status, "log_pool_weights")
@@ -117,7 +117,7 @@ def _fit_all(
     margins = _margins(log_probs, classes, usable)
     found, strength, losses = _fit(margins, usable, strengths)
     empty = ~jnp.any(usable)
-    status = flag(empty, Status.EMPTY) | _certified(found.gap, found.weights)
+    status = flag(empty, Status.EMPTY) | _certify(found.gap, found.weights)
     weights, loss = jnp.where(empty, 0, found.weights), jnp.where(empty, jnp.inf, found.loss)
     return LogPool(weights, found.gap, loss, strength, losses, status, found.iterations)
 
@@ -140,7 +140,7 @@ def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = S
     and after it. Where points × classes are very many, all this looks at some of the points; the
     weights that are returned are solved for with all of them.
     """
-    everything, candidates = candidates, _thinned(candidates)
+    everything, candidates = candidates, _thin(candidates)
     dtype = candidates.log_probs.dtype
     grid, first = jnp.asarray(strengths, dtype), jnp.asarray(_FIRST_STRENGTH, dtype)
     alone = _values_alone(candidates, first)
@@ -152,8 +152,8 @@ def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = S
     def step(found, slot):
         found = lax.cond(
             slot < 0,
-            lambda: _reweighted(candidates, found, grid),
-            lambda: _refilled(candidates, found, slot, alone),
+            lambda: _reweight(candidates, found, grid),
+            lambda: _refill(candidates, found, slot, alone),
         )
         return found, None
 
@@ -162,15 +162,13 @@ def logpool(candidates: Candidates, size: int, *, strengths: Sequence[float] = S
     nobody = _Ensemble(nothing.astype(jnp.int32), nothing, infinite, first, infinite)
     found, _ = lax.scan(step, nobody, plan)
     if everything is not candidates:
-        found = _reweighted(everything, found, found.strength[None])
+        found = _reweight(everything, found, found.strength[None])
     weights, order = lax.top_k(found.weights, size)
-    status = jnp.where(jnp.any(weights > 0), _certified(found.gap, weights), 0)
+    status = jnp.where(jnp.any(weights > 0), _certify(found.gap, weights), 0)
     return Choice(found.members[order], weights, status)
 
 
-def _reweighted(
-    candidates: Candidates, found: _Ensemble, strengths: Float[Array, " k"]
-) -> _Ensemble:
+def _reweight(candidates: Candidates, found: _Ensemble, strengths: Float[Array, " k"]) -> _Ensemble:
     """Choose the strength, and solve for the weights with it."""
     margins, filled = _margins_of(candidates, found.members, found.weights > 0)
     choice = len(strengths) > 1
@@ -178,18 +176,18 @@ def _reweighted(
     return _Ensemble(found.members, pool.weights, pool.value, strength, pool.gap)
 
 
-def _thinned(candidates: Candidates) -> Candidates:
+def _thin(candidates: Candidates) -> Candidates:
     """Keep some of the points, where points × classes are more than a search has to see."""
     classes = required_classes(candidates)
     points = classes.shape[1]
     kept = max(_ENOUGH // classes.shape[2], 1)
     if kept >= points:
         return candidates
-    some = _shuffled(points)[:kept]
+    some = _shuffle(points)[:kept]
     return candidates._replace(log_probs=candidates.log_probs[:, some], classes=classes[:, some])
 
 
-def _shuffled(points: int) -> Int[Array, " n"]:
+def _shuffle(points: int) -> Int[Array, " n"]:
     """Return the points in another order, as labels may come in order or in turn."""
     return jax.random.permutation(jax.random.key(0), points)  # the same way each time
 
@@ -199,12 +197,12 @@ def log_pool_loss(
 ) -> Float[Array, ""]:
     """Return the mean of −log p over the points; infinite where no member has a weight."""
     filled = weights > 0
-    scores = combined(_margins(log_probs, classes, filled), weights)
+    scores = combine(_margins(log_probs, classes, filled), weights)
     loss = jnp.mean(jax.nn.logsumexp(scores, axis=1))
     return jnp.where(jnp.any(filled), loss, jnp.inf)
 
 
-def _certified(gap: Float[Array, ""], weights: Float[Array, " M"]) -> Int32[Array, ""]:
+def _certify(gap: Float[Array, ""], weights: Float[Array, " M"]) -> Int32[Array, ""]:
     """Say whether the gap is as small as rounding allows, which grows with the weights."""
     allowed = tolerance(gap.dtype) * jnp.maximum(jnp.sum(weights), 1)
     return flag(~(gap <= allowed), Status.NOT_CONVERGED)
@@ -251,7 +249,7 @@ def _fit(
     """
     points, count = margins.shape[1], len(strengths)
     start = jnp.zeros(len(filled), margins.dtype) if start is None else start
-    fold_of = _shuffled(points) % _FOLDS
+    fold_of = _shuffle(points) % _FOLDS
     trials = _FOLDS * count if cross_fit else 0
 
     def solve(trial, state):
@@ -262,10 +260,10 @@ def _fit(
         problem = _problem(margins, filled, strengths[place], 1 - left_out)
         begin = jnp.where(last | first, start, before.weights)
         pool = best_pool(problem, begin, limit=jnp.where(last, ITERATIONS, _CROSS_FIT_STEPS))
-        loss = jnp.sum(left_out * jax.nn.logsumexp(combined(margins, pool.weights), axis=1))
+        loss = jnp.sum(left_out * jax.nn.logsumexp(combine(margins, pool.weights), axis=1))
         return pool, losses.at[place].add(loss / points)
 
-    nothing = unsolved(margins), jnp.zeros_like(strengths)
+    nothing = empty_pool(margins), jnp.zeros_like(strengths)
     pool, losses = lax.fori_loop(0, trials + 1, solve, nothing)
     return pool, strengths[jnp.argmin(losses)], losses
 
@@ -282,7 +280,7 @@ def _values_alone(candidates: Candidates, strength: Float[Array, ""]) -> Float[A
     return lax.map(value, (candidates.log_probs, required_classes(candidates), candidates.usable))
 
 
-def _refilled(
+def _refill(
     candidates: Candidates,
     found: _Ensemble,
     slot: Int[Array, ""],
@@ -298,7 +296,7 @@ def _refilled(
         gains = jnp.where(jnp.any(kept), _gains(candidates, problem, pool), -alone)
         return lax.top_k(jnp.where(available, gains, -jnp.inf), trials)[1].astype(jnp.int32)
 
-    def unfinished(state):
+    def goes_on(state):
         trial, _, _, first = state
         unchanged = (found.weights[slot] > 0) & (first[0] == found.members[slot])
         return (trial == 0) | ((trial <= trials) & ~unchanged)
@@ -319,7 +317,7 @@ def _refilled(
         return trial + 1, best, rest, first
 
     start = jnp.int32(0), found, found.weights, jnp.zeros(trials, jnp.int32)
-    return lax.while_loop(unfinished, solve, start)[1]
+    return lax.while_loop(goes_on, solve, start)[1]
 
 
 def _gains(candidates: Candidates, problem: Problem, pool: Pool) -> Float[Array, " N"]:

@@ -34,7 +34,7 @@ def recombine_smallest(candidates: Candidates, size: int) -> Choice:
     # What is not usable comes last, and not first for an eigenvalue of 0.
     padding = jnp.diag(jnp.where(candidates.usable, 0, 1 + jnp.trace(kernel)))
     _, vectors = jnp.linalg.eigh(kernel + padding)  # eigenvalues ascend
-    return _recombined(vectors[:, : size - 1], mass, size)
+    return _recombine(vectors[:, : size - 1], mass, size)
 
 
 def recombine(candidates: Candidates, size: int) -> Choice:
@@ -46,13 +46,13 @@ def recombine(candidates: Candidates, size: int) -> Choice:
     """
     mass = posterior_mass(candidates, candidates.log_prior)
     if size == 1:
-        return _recombined(jnp.zeros((len(mass), 0), mass.dtype), mass, size)
+        return _recombine(jnp.zeros((len(mass), 0), mass.dtype), mass, size)
     kernel = required_kernel(candidates)
     functions = nystrom_test_functions(kernel, choose_landmarks(kernel, mass, size - 1))
-    return _recombined(functions, mass, size)
+    return _recombine(functions, mass, size)
 
 
-def _recombined(functions: Float[Array, "N S"], mass: Float[Array, " N"], size: int) -> Choice:
+def _recombine(functions: Float[Array, "N S"], mass: Float[Array, " N"], size: int) -> Choice:
     if size == 1:
         weights, members = lax.top_k(mass, 1)
         return Choice(members, weights, jnp.int32(Status.OK))

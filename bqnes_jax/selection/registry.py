@@ -25,11 +25,11 @@ from bqnes_jax.selection.base import (
     Candidates,
     Method,
     countable_points,
-    floored,
+    floor_entries,
     log_mixture,
     mean_loss,
-    prepared,
-    prepared_classes,
+    prepare,
+    prepare_classes,
     required_classes,
 )
 from bqnes_jax.selection.beam import beam, top
@@ -218,7 +218,7 @@ def select(
     """
     entry = _METHODS.find(name)
     check_whole("size", size, 1)
-    log_probs, usable = prepared(log_probs, mask)
+    log_probs, usable = prepare(log_probs, mask)
     count = len(log_probs)
     if entry.needs_kernel and kernel is None:
         raise BQNESError(
@@ -233,7 +233,7 @@ def select(
     if not entry.needs_classes:
         classes = None
     if classes is not None:
-        classes, usable = prepared_classes(classes, log_probs, usable)
+        classes, usable = prepare_classes(classes, log_probs, usable)
     if kernel is not None:
         kernel = as_float(kernel).astype(log_probs.dtype)
         check_shape("kernel", kernel, (count, count))
@@ -282,7 +282,7 @@ def _select(raw: Candidates, method: Method, size: int, pool: Pool) -> Selection
     kernel = raw.kernel
     if kernel is not None:
         kernel = jnp.where(usable[:, None] & usable, kernel, 0)
-    candidates = raw._replace(log_probs=floored(raw.log_probs, usable), kernel=kernel)
+    candidates = raw._replace(log_probs=floor_entries(raw.log_probs, usable), kernel=kernel)
     choice = method(candidates, min(size, len(usable)))
     unused = size - len(choice.members)
     members = jnp.pad(choice.members, (0, unused)).astype(jnp.int32)

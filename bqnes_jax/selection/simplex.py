@@ -45,7 +45,7 @@ def best_mixture(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
     few = len(probs) <= _WORKING_SET + 1
     choose, patience = (_take_all, 1) if few else (_take_some, 2)
 
-    def unfinished(state):
+    def goes_on(state):
         found, _, stalled = state
         better = (found.gap > _aim(probs.dtype)) & (stalled < patience)
         return better & (found.iterations < _ITERATIONS)
@@ -61,7 +61,7 @@ def best_mixture(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
     equal = usable.astype(probs.dtype) / jnp.sum(usable)
     unknown = jnp.full_like(equal, jnp.inf)
     nothing = Optimum(equal, jnp.ones_like(probs[0]), unknown, unknown[0], jnp.int32(-1))
-    return lax.while_loop(unfinished, iterate, (nothing, equal, jnp.int32(0)))[0]
+    return lax.while_loop(goes_on, iterate, (nothing, equal, jnp.int32(0)))[0]
 
 
 def tolerance(dtype: jnp.dtype) -> float:
@@ -154,7 +154,7 @@ def maximise_model(
     # Identical members make it singular. The optimum stays: what is added vanishes at the start.
     curvature = curvature + 8 * eps * jnp.trace(curvature) * jnp.eye(size, dtype=start.dtype)
 
-    def unfinished(state):
+    def goes_on(state):
         *_, finished, count = state
         return ~finished & (count < 5 * size)
 
@@ -178,7 +178,7 @@ def maximise_model(
         return values, slope, free, swept, finished, count + 1
 
     state = start, gradient, jnp.zeros(size, bool), curvature, jnp.array(False), jnp.int32(0)
-    return lax.while_loop(unfinished, iterate, state)[0]
+    return lax.while_loop(goes_on, iterate, state)[0]
 
 
 def _change_sides(

@@ -15,10 +15,10 @@ from bqnes_jax.selection.base import (
     FLOOR,
     Candidates,
     Choice,
-    floored,
+    floor_entries,
     mean_loss,
     open_slots,
-    prepared,
+    prepare,
     required_kernel,
 )
 from bqnes_jax.selection.descent import Loss, descend
@@ -90,16 +90,16 @@ def stacking_weights(
         [0.5, 0.5, 0.0]
     """
     if loss is None and solver is None:
-        found = _fit_differentiably(*prepared(log_probs, mask))
+        found = _fit_differentiably(*prepare(log_probs, mask))
     else:
         check_whole("steps", steps, 1)
         if loss is None:
-            predictions, usable = prepared(log_probs, mask)
-            predictions = floored(predictions, usable)
+            predictions, usable = prepare(log_probs, mask)
+            predictions = floor_entries(predictions, usable)
         else:
-            predictions, usable = _prepared_rows(log_probs, mask)
+            predictions, usable = _prepare_rows(log_probs, mask)
         solver = solver or optax.adam(optax.cosine_decay_schedule(_RATE, steps))
-        found = _descended(loss or _mixture_loss, predictions, usable, solver, steps)
+        found = _descend(loss or _mixture_loss, predictions, usable, solver, steps)
     if throw:
         throw_if_failed(found.status, "stacking_weights")
     return found
@@ -112,7 +112,7 @@ def _mixture_loss(weights: Float[Array, " N"], log_probs: Float[Array, "N n"]) -
     return mean_loss(jnp.maximum(log_sum, FLOOR), top > FLOOR)
 
 
-def _descended(
+def _descend(
     loss: Loss,
     predictions: Array,
     usable: Bool[Array, " N"],
@@ -125,7 +125,7 @@ def _descended(
     return Stacking(found.weights, found.gap, found.loss, status, found.iterations)
 
 
-def _prepared_rows(predictions: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array]:
+def _prepare_rows(predictions: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array]:
     """Return predictions with 0 in the rows that are not usable, and which are."""
     predictions = as_float(predictions)
     predictions = predictions.astype(jnp.result_type(float))
@@ -157,7 +157,7 @@ def _pull_back(kept, change: Stacking):
     the slopes g_n = mean_i s_n(i), s_n = p_n / Σ_m ω_m p_m, at 1: that is solved for their change.
     """
     raw, usable, weights = kept
-    log_probs = floored(raw, usable)
+    log_probs = floor_entries(raw, usable)
     top = jnp.max(log_probs, axis=0)
     countable = top > FLOOR
 
@@ -192,7 +192,7 @@ def fit(
 ) -> tuple[Stacking, Float[Array, " n"]]:
     """Return the stacking of the usable candidates and the logarithm of their mixture, ≥ FLOOR."""
     empty = ~jnp.any(usable)
-    log_probs, top = floored(log_probs, usable), _highest(log_probs, usable)
+    log_probs, top = floor_entries(log_probs, usable), _highest(log_probs, usable)
     # Relative to the best at each point nothing that matters underflows, whatever the range. At a
     # point that all give probability 0 the ratios are constant: it does not move the optimum.
     found = best_mixture(jnp.exp(log_probs - top), usable | empty)
@@ -214,7 +214,7 @@ def _highest(log_probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Float
 
     def step(top, candidate):
         row, counts = candidate
-        return jnp.maximum(top, floored(row[None], counts[None])[0]), None
+        return jnp.maximum(top, floor_entries(row[None], counts[None])[0]), None
 
     start = jnp.full(log_probs.shape[1], FLOOR, log_probs.dtype)
     return lax.scan(step, start, (log_probs, usable))[0]

@@ -60,7 +60,7 @@ class Product:
             raise BQNESError(
                 "there are no choices; name at least one with its options: depth=(1, 2, 3)."
             )
-        checked = tuple((name, _checked(name, options)) for name, options in choices.items())
+        checked = tuple((name, _check_options(name, options)) for name, options in choices.items())
         if all(len(options) == 1 for _, options in checked):
             raise BQNESError(
                 "every choice has one option; there is nothing to choose: give one of them another."
@@ -152,7 +152,7 @@ class Product:
             known = [str(option) for option in options]
             if written not in known:
                 raise BQNESError(
-                    f"{name} in {text!r} is {written}; allowed are {_shown(known)}: "
+                    f"{name} in {text!r} is {written}; allowed are {_show(known)}: "
                     "write one as it is here."
                 )
             arch.append(known.index(written))
@@ -174,12 +174,12 @@ class Product:
         unknown = [name for name in choices if name not in self._names]
         if unknown:
             raise BQNESError(
-                f"choices have {unknown[0]!r}; the names are {_shown(self._names)}: leave it out."
+                f"choices have {unknown[0]!r}; the names are {_show(self._names)}: leave it out."
             )
         missing = [name for name in self._names if name not in choices]
         if missing:
             raise BQNESError(
-                f"choices lack {_shown(missing)}; each of {_shown(self._names)} must be there: "
+                f"choices lack {_show(missing)}; each of {_show(self._names)} must be there: "
                 "add an option of it."
             )
         arch = []
@@ -188,7 +188,7 @@ class Product:
             places = [place for place, option in enumerate(options) if _same(option, value)]
             if not places:
                 raise BQNESError(
-                    f"{name} is {value!r}; allowed are {_shown(map(repr, options))}: "
+                    f"{name} is {value!r}; allowed are {_show(map(repr, options))}: "
                     "choose one of them."
                 )
             arch.append(places[0])
@@ -233,7 +233,7 @@ class Product:
         return np.cumprod(later[::-1], dtype=np.int32)[::-1]
 
 
-def _checked(name: str, given: object) -> tuple[Option, ...]:
+def _check_options(name: str, given: object) -> tuple[Option, ...]:
     """Return the options of a choice as a tuple, and refuse what cannot be one."""
     if not _is_text(name):
         raise BQNESError(
@@ -242,14 +242,14 @@ def _checked(name: str, given: object) -> tuple[Option, ...]:
         )
     if not _is_list(given):
         raise BQNESError(f"{name} is {given!r}; it must be a tuple or a list of options: make one.")
-    options = tuple(_checked_option(name, _plain(option)) for option in given)
+    options = tuple(_check_option(name, _plain(option)) for option in given)
     if not options:
         raise BQNESError(f"{name} has no options; give it at least one, or leave it out.")
     _check_together(name, options)
     return options
 
 
-def _checked_option(name: str, option: object) -> Option:
+def _check_option(name: str, option: object) -> Option:
     if not _is_option(option):
         raise BQNESError(
             f"{name} has an option of type {type(option).__name__}; options must be numbers, "
@@ -327,7 +327,7 @@ def _same(option: Option, value: object) -> bool:
     return (alike or type(option) is type(value)) and option == value
 
 
-def _shown(values: Iterable[str]) -> str:
+def _show(values: Iterable[str]) -> str:
     """Join with commas; of many, the first and the last."""
     values = list(values)
     return ", ".join(values if len(values) <= 12 else [*values[:6], "…", values[-1]])

@@ -79,10 +79,10 @@ class Seeded:
     def sample(self, key: PRNGKey, n: int) -> Architectures:
         """Draw n architectures from the prior, each with a uniform seed."""
         if self.seeds == 1:
-            return self._joined(self.base.sample(key, n), jnp.zeros(n, jnp.int32))
+            return self._join(self.base.sample(key, n), jnp.zeros(n, jnp.int32))
         arch_key, seed_key = jax.random.split(key)
         archs = self.base.sample(arch_key, n)
-        return self._joined(archs, jax.random.randint(seed_key, (n,), 0, self.seeds, jnp.int32))
+        return self._join(archs, jax.random.randint(seed_key, (n,), 0, self.seeds, jnp.int32))
 
     def mutate(self, key: PRNGKey, arch: Architecture) -> Architecture:
         """Change the architecture, or its seed as often as any one entry of it."""
@@ -104,7 +104,7 @@ class Seeded:
     def from_index(self, index: ArrayLike) -> Int32[Array, "*batch length"]:
         """Return the candidates of these numbers."""
         index = jnp.asarray(index, jnp.int32)
-        return self._joined(self._listed.from_index(index // self.seeds), index % self.seeds)
+        return self._join(self._listed.from_index(index // self.seeds), index % self.seeds)
 
     def to_string(self, arch: ArrayLike) -> str:
         """Write the architecture, and its seed in brackets."""
@@ -120,14 +120,14 @@ class Seeded:
                 f"{text!r} has no seed; the form is 'architecture{_OPENING}0{_CLOSING}'."
             )
         check_whole("seed", int(seed), 0, self.seeds - 1)
-        return self._joined(self.base.from_string(written), jnp.int32(int(seed)))
+        return self._join(self.base.from_string(written), jnp.int32(int(seed)))
 
     @property
     def _listed(self) -> EnumerableSpace:
         return as_listed(self.base)
 
     @staticmethod
-    def _joined(
+    def _join(
         archs: Int32[Array, "*batch length"], seeds: Int32[Array, "*batch"]
     ) -> Int32[Array, "*batch longer"]:
         return jnp.concatenate([archs, seeds[..., None]], axis=-1)

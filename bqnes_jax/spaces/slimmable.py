@@ -79,7 +79,7 @@ class SlimmableSpace:
     @property
     def smallest(self) -> Architecture:
         """One layer in each block, at the smallest width."""
-        return self._joined(jnp.zeros((self.blocks, self.layers), jnp.int32).at[:, 0].set(1))
+        return self._join(jnp.zeros((self.blocks, self.layers), jnp.int32).at[:, 0].set(1))
 
     def sample(self, key: PRNGKey, n: int) -> Architectures:
         """Draw n canonical architectures uniformly, independently."""
@@ -92,7 +92,7 @@ class SlimmableSpace:
         )
         shape = (n, self.blocks, self.layers)
         chosen = jax.random.randint(width_key, shape, 1, self.widths + 1, jnp.int32)
-        return self._joined(jnp.where(jnp.arange(self.layers) < depths, chosen, 0))
+        return self._join(jnp.where(jnp.arange(self.layers) < depths, chosen, 0))
 
     def mutate(self, key: PRNGKey, arch: ArrayLike) -> Architecture:
         """Move one entry by one step, up or down, uniformly among the canonical results.
@@ -123,7 +123,7 @@ class SlimmableSpace:
         blocks = jnp.clip(self._split(arch), 0, self.widths)
         order = jnp.argsort(blocks == 0, axis=-1, stable=True)
         blocks = jnp.take_along_axis(blocks, order, axis=-1)
-        return self._joined(blocks.at[..., 0].set(jnp.maximum(blocks[..., 0], 1)))
+        return self._join(blocks.at[..., 0].set(jnp.maximum(blocks[..., 0], 1)))
 
     def distance(self, a: ArrayLike, b: ArrayLike) -> Int32[Array, "*batch"]:
         """Return Σ |a − b|: how many mutations lead from one to the other, at least."""
@@ -182,9 +182,7 @@ class SlimmableSpace:
             )
         return jnp.asarray(arch, jnp.int32).reshape(*arch.shape[:-1], self.blocks, self.layers)
 
-    def _joined(
-        self, blocks: Int32[Array, "*batch blocks layers"]
-    ) -> Int32[Array, "*batch length"]:
+    def _join(self, blocks: Int32[Array, "*batch blocks layers"]) -> Int32[Array, "*batch length"]:
         return blocks.reshape(*blocks.shape[:-2], self.blocks * self.layers)
 
 

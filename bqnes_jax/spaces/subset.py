@@ -78,7 +78,7 @@ class Subset:
 
     def mutate(self, key: PRNGKey, arch: ArrayLike) -> Architecture:
         """Return a random one of the nearest other architectures."""
-        every = jnp.asarray(_listed(self))
+        every = jnp.asarray(_list(self))
         distance = jnp.sum(every != jnp.asarray(arch), axis=1)
         distance = jnp.where(distance == 0, len(self.options) + 1, distance)
         nearest = distance == jnp.min(distance)
@@ -92,7 +92,7 @@ class Subset:
 
     def from_index(self, index: ArrayLike) -> Int32[Array, "*batch length"]:
         """Return the architectures at these places."""
-        return jnp.asarray(_listed(self))[jnp.asarray(index)]
+        return jnp.asarray(_list(self))[jnp.asarray(index)]
 
     def to_string(self, arch: ArrayLike) -> str:
         """Write one architecture as the whole space does."""
@@ -104,6 +104,6 @@ class Subset:
 
 
 @functools.cache
-def _listed(subset: Subset) -> np.ndarray:
+def _list(subset: Subset) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(subset.whole.from_index(np.array(subset.numbers, np.int32)))

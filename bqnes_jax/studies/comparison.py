@@ -115,7 +115,7 @@ def compare_on_table(
     alike = {found.strategy for found in _pairs(names) if needs_kernel(found.method)}
 
     @functools.cache
-    def searched(strategy: str, space: Space, config: SearchConfig):
+    def search(strategy: str, space: Space, config: SearchConfig):
         beliefs = strategy in alike
         made = candidates.make(strategy, space, config=config, prior=prior, beliefs=beliefs)
         return _repeat(lambda key, evaluate: scan(made, config, key, evaluate), mesh)(
@@ -140,14 +140,14 @@ def compare_on_table(
             limited = takes_limit(algorithm.method)
             slots, limit = (largest, jnp.int32(size)) if limited else (size, None)
             # The first random candidates are the same, however many there are.
-            budgeted = algorithm.budgeted(config, slots)
-            found = searched(algorithm.strategy, space, budgeted)
+            budgeted = algorithm.with_budget(config, slots)
+            found = search(algorithm.strategy, space, budgeted)
             return selector(algorithm, space, slots, budgeted)(found, evaluate, limit)
         run = algorithms.make(name, space, size, config=config, prior=prior)
 
         def once(key, evaluate):
             result = run(key, evaluate)
-            return _chosen(algorithm, _as_it_is(result, evaluate) if calibrated else result)
+            return _make_chosen(algorithm, _as_it_is(result, evaluate) if calibrated else result)
 
         return _repeat(once, mesh)(keys, evaluate)
 
@@ -280,7 +280,7 @@ def choose_live(
     """
 
     @functools.cache
-    def searched(strategy: str, space: Space, config: SearchConfig):
+    def search(strategy: str, space: Space, config: SearchConfig):
         made = candidates.make(strategy, space, config=config, prior=prior)
         keys = [jax.random.key(seed) for seed in range(seeds)]
         if crew is not None:
@@ -289,9 +289,9 @@ def choose_live(
 
     def choose(name: str, size: int) -> Chosen:
         algorithm, own = find_trainable(name), _searched_space(name, space, size)
-        budgeted = algorithm.budgeted(config, size)
+        budgeted = algorithm.with_budget(config, size)
         one = _selector(algorithm, own, size, budgeted, prior, calibrated)
-        chosen = [one(each, evaluate) for each in searched(algorithm.strategy, own, budgeted)]
+        chosen = [one(each, evaluate) for each in search(algorithm.strategy, own, budgeted)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)
 
     return choose
@@ -388,7 +388,7 @@ def _selector(
         result = select_ensemble(
             algorithm, made, one, size, classes=classes, calibrated=calibrated, limit=limit
         )
-        chosen = _chosen(algorithm, result)
+        chosen = _make_chosen(algorithm, result)
         if limit is None or not algorithm.only_members:
             return chosen
         own = algorithm.own(one.history, limit).known / one.trace.temperature[-1]
@@ -422,7 +422,7 @@ def _as_it_is(result: algorithms.Result, evaluate: Evaluate) -> algorithms.Resul
     return result._replace(calibration=calibration)
 
 
-def _chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
+def _make_chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
     """Return an ensemble, and what went differently in all that it rests on."""
     status, worth = result.info.status, jnp.asarray(jnp.nan)
     blind = isinstance(algorithm, Pair) and not candidates.uses_surrogate(algorithm.strategy)

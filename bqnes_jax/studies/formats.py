@@ -35,13 +35,13 @@ def summarise(rows: Sequence[Row]) -> list[list[Cell]]:
         means, errors = (
             np.array([getattr(row[column], field) for row in cells]) for field in ("mean", "error")
         )
-        tied = _tied(sign * means, np.nan_to_num(errors), [row.size for row in rows], sizes)
+        tied = _find_ties(sign * means, np.nan_to_num(errors), [row.size for row in rows], sizes)
         for row, best in zip(cells, tied, strict=True):
             row[column] = row[column]._replace(best=bool(best))
     return cells
 
 
-def _tied(scores: np.ndarray, errors: np.ndarray, size_of: list[int], sizes: set[int]):
+def _find_ties(scores: np.ndarray, errors: np.ndarray, size_of: list[int], sizes: set[int]):
     """Tell which scores are as good as the best of each group that they belong to."""
     tied = np.ones(len(scores), bool)
     for size in sizes:
@@ -77,7 +77,7 @@ def headers(rows: Sequence[Row]) -> list[str]:
     return [_HEADERS[name] for name in metrics_of(rows)]
 
 
-def written(cell: Cell, column: int) -> str:
+def format_cell(cell: Cell, column: int) -> str:
     """Write a cell as mean ± standard error."""
     scale, digits = _SCALES[column], _DIGITS[column]
     mean = f"{cell.mean * scale:.{digits}f}"
@@ -114,7 +114,9 @@ def as_text(rows: Sequence[Row]) -> str:
     lines = [["", "M", *headers(rows)]]
     for row, cells in zip(rows, summarise(rows), strict=True):
         marks = ("*" if cell.best else " " for cell in cells)
-        texts = (f"{written(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True)))
+        texts = (
+            f"{format_cell(c, j)} {m}" for j, (c, m) in enumerate(zip(cells, marks, strict=True))
+        )
         lines.append([in_a_line(row.algorithm), row.members, *texts])
     return align(lines)
 
@@ -124,7 +126,9 @@ def as_markdown(rows: Sequence[Row]) -> str:
     columns = ["Algorithm", "M", *headers(rows)]
     lines = [f"| {' | '.join(columns)} |", f"|---|{'--:|' * (len(columns) - 1)}"]
     for row, cells in zip(rows, summarise(rows), strict=True):
-        texts = [f"**{written(c, j)}**" if c.best else written(c, j) for j, c in enumerate(cells)]
+        texts = [
+            f"**{format_cell(c, j)}**" if c.best else format_cell(c, j) for j, c in enumerate(cells)
+        ]
         name = re.sub(r"([\\`*_\[\]<>|~$])", r"\\\1", in_a_line(row.algorithm))
         lines.append(f"| {name} | {row.members} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
@@ -140,7 +144,7 @@ def as_latex(rows: Sequence[Row]) -> str:
         r"\midrule",
     ]
     for row, cells in zip(rows, summarise(rows), strict=True):
-        texts = [_latex_number(written(cell, j), cell.best) for j, cell in enumerate(cells)]
+        texts = [_latex_number(format_cell(cell, j), cell.best) for j, cell in enumerate(cells)]
         name = "".join(_LATEX.get(letter, letter) for letter in in_a_line(row.algorithm))
         lines.append(f"{name} & {row.members} & " + " & ".join(texts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]

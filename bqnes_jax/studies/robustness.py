@@ -27,7 +27,7 @@ from bqnes_jax.data import (
     read_split,
     split_indices,
 )
-from bqnes_jax.data.shifted import CLEAN, Shifted, corrupted, published
+from bqnes_jax.data.shifted import CLEAN, Shifted, corrupt_test, read_corrupted
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import as_json, check_bound, is_there, read_json, write_bound, writing
 from bqnes_jax.pooling import Pool
@@ -175,7 +175,7 @@ def of_run(
     setting = _setting(ensemble) | {"images": str(path or OWN)}
     of_setting, _, known = _read(run)
     measured = known if of_setting == setting else {}
-    own = None if data is None else corrupted(jax.random.key(run.config.seed), _images(data))
+    own = None if data is None else corrupt_test(jax.random.key(run.config.seed), _images(data))
     shifted = own or shifted_test_images(run.config, path)
     labels, known = shifted(CLEAN, 0).labels, run.record.test_labels
     if len(labels) == len(known) and not np.array_equal(labels, known):
@@ -223,20 +223,20 @@ def shifted_test_images(task: TaskConfig, path: str | None = None) -> Shifted:
     """
     if path is None:
         whole = load_data(dataclasses.replace(task, image_size=None))
-        full = corrupted(jax.random.key(task.seed), _images(whole))
+        full = corrupt_test(jax.random.key(task.seed), _images(whole))
     else:
         dataset = load(task.data, task.data_directory)
         if task.split_file:
             places = read_split(task.split_file, dataset)
         else:
             places = split_indices(dataset, task.split, seed=task.split_seed)
-        full = published(path, dataset, places)
+        full = read_corrupted(path, dataset, places)
 
-    def shifted(name: str, severity: int) -> Examples:
+    def shift(name: str, severity: int) -> Examples:
         images, labels = full(name, severity)
         return Examples(downsample(images, task.image_size) if task.image_size else images, labels)
 
-    return shifted
+    return shift
 
 
 def _images(data: Split) -> Examples:
@@ -288,7 +288,7 @@ def _read(run: Run) -> tuple[dict, list[Condition], dict[Condition, Measured]]:
             raise ValueError
         if not isinstance(content["setting"]["images"], str):
             raise TypeError
-        return content["setting"], under, _measured(content["measured"])
+        return content["setting"], under, _measure(content["measured"])
     except (BQNESError, KeyError, TypeError, ValueError, AttributeError):
         message = f"{path} is damaged and counts as not measured; bqnes robustness does it again."
         warnings.warn(message, DamagedEntryWarning, stacklevel=2)
@@ -300,7 +300,7 @@ def _plain(found: Measured) -> list:
     return np.where(np.isfinite(found), found.round(6), np.array(None)).tolist()
 
 
-def _measured(content: dict) -> dict[Condition, Measured]:
+def _measure(content: dict) -> dict[Condition, Measured]:
     measured = {}
     for name, values in content.items():
         corruption, _, severity = name.partition("-")

@@ -111,9 +111,9 @@ def fit_shape(
     """
     count = jnp.sum(design.mask).astype(jnp.int32)
     if not in_weight_space(kernel, design.archs):
-        design = _thinned(design, config.points)
+        design = _thin(design, config.points)
     if config.mean == "constant":
-        design = centred(design)[0]
+        design = centre(design)[0]
     if config.adapts(kernel):
         kernel = _adapt_kernel(kernel, design, config)
     if in_weight_space(kernel, design.archs) and axes is None:
@@ -128,13 +128,13 @@ def fit_shape(
     return Shape(kernel, ratio, at_bound, count, axes)
 
 
-def centred(design: Design) -> tuple[Design, Float[Array, ""]]:
+def centre(design: Design) -> tuple[Design, Float[Array, ""]]:
     """Take the average off the targets: what is left to fit is small, and rounds little."""
     average = jnp.sum(design.targets) / jnp.maximum(jnp.sum(design.mask), 1)
     return design._replace(targets=jnp.where(design.mask, design.targets - average, 0)), average
 
 
-def _thinned(design: Design, points: int) -> Design:
+def _thin(design: Design, points: int) -> Design:
     """Take at most so many of the targets, evenly in their order."""
     if len(design.mask) <= points:
         return design

@@ -30,7 +30,7 @@ from bqnes_jax.surrogates.base import (
     as_design,
     as_rows,
 )
-from bqnes_jax.surrogates.fitting import FitConfig, Shape, best_amplitude, centred, fit_shape
+from bqnes_jax.surrogates.fitting import FitConfig, Shape, best_amplitude, centre, fit_shape
 from bqnes_jax.surrogates.solve import Solution, in_weight_space, solve
 from bqnes_jax.types import Status, flag, throw_if_failed
 
@@ -260,7 +260,7 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
     scaled = finite._replace(targets=finite.targets / scale)
     average = jnp.zeros_like(scale)
     if config.mean == "constant":
-        scaled, average = centred(scaled)
+        scaled, average = centre(scaled)
     points = jnp.sum(scaled.mask)
     given = None if config.mean == "constant" else average
     solution = solve(shape.kernel, scaled, shape.ratio, given, axes=shape.axes)

@@ -86,9 +86,9 @@ def read(path: Path) -> Tabulated:
     """Read a table that `pack` has written."""
     packed = _read_packed(path)
     space = Subset(NATS, tuple(packed.numbers.tolist()))
-    log_probs, fitted = _expanded(packed.valid, _FINE), not np.isnan(packed.train).any()
+    log_probs, fitted = _expand(packed.valid, _FINE), not np.isnan(packed.train).any()
     classes = _all_classes(log_probs, packed.valid_others, packed.valid_labels)
-    test = _expanded(packed.test, _FINE)
+    test = _expand(packed.test, _FINE)
     return Tabulated(
         space if packed.seeds == 1 else as_listed(Seeded(space, packed.seeds)),
         Table(
@@ -187,7 +187,7 @@ def pack(
         valid_log_probs=stored.valid_log_probs[:, :points],
         test_log_probs=stored.test_log_probs[:, :points],
     )
-    parts = [_round(numbers, stored, data), *map(_read_packed, known)]
+    parts = [_pack(numbers, stored, data), *map(_read_packed, known)]
     content = io.BytesIO()
     np.savez_compressed(content, **_join(parts, known)._asdict())
     with writing(f"table {path}"):
@@ -195,7 +195,7 @@ def pack(
         write_whole(path, content.getvalue())
 
 
-def _round(numbers: np.ndarray, stored: Predictions, data: Split) -> "_Packed":
+def _pack(numbers: np.ndarray, stored: Predictions, data: Split) -> "_Packed":
     """Return the table of some cells, in the order of their numbers."""
     if not stored.ok.all():
         raise BQNESError(f"{(~stored.ok).sum()} trainings failed; leave those architectures out.")
@@ -212,11 +212,11 @@ def _round(numbers: np.ndarray, stored: Predictions, data: Split) -> "_Packed":
     test_labels = np.asarray(data.test.labels)[: test.shape[1]]
     return _Packed(
         numbers=np.asarray(numbers, np.int32)[cells],
-        valid=_rounded(valid[:, np.arange(len(labels)), labels], _FINE).astype(np.uint16),
-        valid_others=_rounded_others(valid, labels),
+        valid=_round(valid[:, np.arange(len(labels)), labels], _FINE).astype(np.uint16),
+        valid_others=_round_others(valid, labels),
         valid_labels=labels.astype(np.uint8),
-        test=_rounded(test[:, np.arange(len(test_labels)), test_labels], _FINE).astype(np.uint16),
-        test_others=_rounded_others(test, test_labels),
+        test=_round(test[:, np.arange(len(test_labels)), test_labels], _FINE).astype(np.uint16),
+        test_others=_round_others(test, test_labels),
         test_labels=test_labels.astype(np.uint8),
         right=np.sum(valid.argmax(-1) == labels, axis=1).astype(np.int32),
         train=np.asarray(stored.train_log_likelihoods[order], float),
@@ -327,19 +327,19 @@ _COARSE = 47  # for the others, of which only the likeliest matter: 0.15 at 1 na
 _SURE = 1e-3  # where the others have less in all, they are left as they were rounded
 
 
-def _rounded(log_probs: np.ndarray, last: int) -> np.ndarray:
+def _round(log_probs: np.ndarray, last: int) -> np.ndarray:
     root = np.sqrt(np.maximum(-log_probs.astype(float), 0) / _MIDDLE)
     steps = np.round(last * (1 - 1 / (1 + root)))
     return np.where(np.isinf(root), last, np.minimum(steps, last - 1))
 
 
-def _rounded_others(log_probs: np.ndarray, labels: np.ndarray) -> UInt8[np.ndarray, "size n C"]:
-    steps = _rounded(log_probs, _COARSE).astype(np.uint8)
+def _round_others(log_probs: np.ndarray, labels: np.ndarray) -> UInt8[np.ndarray, "size n C"]:
+    steps = _round(log_probs, _COARSE).astype(np.uint8)
     steps[:, np.arange(len(labels)), labels] = 0
     return steps
 
 
-def _expanded(steps: np.ndarray, last: int) -> np.ndarray:
+def _expand(steps: np.ndarray, last: int) -> np.ndarray:
     with np.errstate(divide="ignore"):
         root = steps / (last - steps.astype(float))
     return -_MIDDLE * root**2
@@ -349,7 +349,7 @@ def _all_classes(
     true: np.ndarray, others: np.ndarray, labels: np.ndarray
 ) -> Float[Array, "size points classes"]:
     """Return log-probabilities: of the true class as given; the others share what it leaves."""
-    log_probs = _expanded(others, _COARSE)
+    log_probs = _expand(others, _COARSE)
     own = np.arange(len(labels)), labels
     log_probs[:, own[0], own[1]] = -np.inf
     left, shared = -np.expm1(true), np.exp(log_probs).sum(axis=-1)

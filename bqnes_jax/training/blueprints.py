@@ -101,13 +101,13 @@ def _cells(config: NATSNetworkConfig) -> Blueprint:
         variables = {"params": params, "batch_stats": statistics}
         return network.apply(variables, arch, images, True, mutable=["batch_stats"])
 
-    def nothing(images):
+    def make_empty(images):
         shapes = weight_shapes(config, images.shape[1:])["batch_stats"]
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def loss(key, count, params, images, labels):
         def of_one(arch):
-            logits, _ = run(params, nothing(images), arch, images)
+            logits, _ = run(params, make_empty(images), arch, images)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
         mean = jnp.mean(of_each(of_one, NATS.sample(key, count)))
@@ -115,31 +115,31 @@ def _cells(config: NATSNetworkConfig) -> Blueprint:
 
     def statistics(params, arch, images):
         # Running statistics that begin at 0 are the momentum times those of the batch.
-        _, updated = run(params, nothing(images), arch, images)
-        return _paired(jax.tree.map(lambda leaf: leaf / MOMENTUM, updated["batch_stats"]))
+        _, updated = run(params, make_empty(images), arch, images)
+        return _pair(jax.tree.map(lambda leaf: leaf / MOMENTUM, updated["batch_stats"]))
 
     def apply(params, statistics, arch, images):
-        variables = {"params": params, "batch_stats": _unpaired(statistics)}
+        variables = {"params": params, "batch_stats": _unpair(statistics)}
         return cast(Array, network.apply(variables, arch, images))
 
     return Blueprint(NATS, init, loss, statistics, apply)
 
 
-def _paired(stats: Mapping[str, Any]) -> dict:
+def _pair(stats: Mapping[str, Any]) -> dict:
     """Put mean and variance of each batch norm into one leaf."""
     return {
         name: NormStatistics(part["running_mean"], part["running_var"])
         if "running_mean" in part
-        else _paired(part)
+        else _pair(part)
         for name, part in stats.items()
     }
 
 
-def _unpaired(stats: Mapping[str, Any]) -> dict:
-    """Undo `_paired`."""
+def _unpair(stats: Mapping[str, Any]) -> dict:
+    """Undo `_pair`."""
     return {
         name: {"running_mean": part.mean, "running_var": part.var}
         if isinstance(part, NormStatistics)
-        else _unpaired(part)
+        else _unpair(part)
         for name, part in stats.items()
     }

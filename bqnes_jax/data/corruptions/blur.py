@@ -14,11 +14,11 @@ from bqnes_jax.data.corruptions.common import (
     along_columns,
     along_rows,
     at,
-    clamped,
+    clamp,
     corruption,
     gaussian_map,
     neighbours,
-    reflected,
+    reflect,
     uniform,
     whole,
     zoom_map,
@@ -67,7 +67,7 @@ def blur_by_gaussian(images: Pixels, sigma: Setting, reach: int) -> Pixels:
     """Blur by a Gaussian that is cut off after 4σ; border pixels go on beyond the border."""
     radius = jnp.floor(4 * jnp.asarray(sigma, jnp.float32) + 0.5)
     down, across = (
-        gaussian_map(length, sigma, radius, reach, clamped) for length in images.shape[1:3]
+        gaussian_map(length, sigma, radius, reach, clamp) for length in images.shape[1:3]
     )
     return along_rows(across, along_columns(down, images))
 
@@ -80,7 +80,7 @@ def blur_by_disk(images: Pixels, radius: Setting, softness: Setting, reach: int)
     """
     places = np.arange(-reach, reach + 1)
     disk = (places**2 + places[:, None] ** 2 <= radius**2).astype(jnp.float32)
-    border = functools.partial(reflected, twice=0)
+    border = functools.partial(reflect, twice=0)
     smooth = gaussian_map(len(places), softness, jnp.where(radius > 8, 2, 1), 2, border)
     disk = smooth @ (disk / disk.sum()) @ smooth.T
     there = neighbours(images, reach, "reflect")
@@ -162,8 +162,8 @@ def blur_by_motion(
         down, right = (
             jnp.ceil(i * along(angles) - 0.5).astype(jnp.int32) for along in (jnp.sin, jnp.cos)
         )
-        rows = clamped(jnp.arange(height) + down[:, None], height)[:, :, None]
-        columns = clamped(jnp.arange(width) + right[:, None], width)[:, None, :]
+        rows = clamp(jnp.arange(height) + down[:, None], height)[:, :, None]
+        columns = clamp(jnp.arange(width) + right[:, None], width)[:, None, :]
         return total + weight * images[each, rows, columns], weights + weight
 
     steps = 2 * jnp.asarray(radius).astype(jnp.int32) + 1

@@ -113,12 +113,12 @@ def tint(colour: Float32[Array, "... 3"], channels: int) -> Float32[Array, "... 
     return (colour * jnp.asarray(LUMINANCE, jnp.float32)).sum(-1, keepdims=True)
 
 
-def clamped(index, length: int) -> jax.Array:
+def clamp(index, length: int) -> jax.Array:
     """Continue a row beyond its ends as a a | a b c | c c."""
     return jnp.clip(index, 0, length - 1)
 
 
-def reflected(index, length: int, twice: Setting) -> jax.Array:
+def reflect(index, length: int, twice: Setting) -> jax.Array:
     """Continue a row beyond its ends as c b | a b c | b a, or b a | a b c | c b if `twice` is 1."""
     period = 2 * length - 2 + 2 * twice
     index = index % period

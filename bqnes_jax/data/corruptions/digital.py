@@ -18,7 +18,7 @@ from bqnes_jax.data.corruptions.common import (
     corruption,
     gaussian_map,
     luminance,
-    reflected,
+    reflect,
     uniform,
 )
 from bqnes_jax.types import PRNGKey
@@ -139,21 +139,21 @@ def distort(
     corners = np.array([[1, 1], [-1, 1], [-1, -1]]) * half + [height // 2, width // 2]
     moved = jitter * (2 * uniform(corner_key, (n, 3, 2)) - 1) + corners
     radius = jnp.floor(3 * jnp.asarray(smoothness, jnp.float32) + 0.5)
-    border = functools.partial(reflected, twice=1)
+    border = functools.partial(reflect, twice=1)
     down, across = (
         gaussian_map(length, smoothness, radius, reach, border) for length in (height, width)
     )
     pulls = 2 * uniform(pull_key, (n, height, width, 2)) - 1
     pulls = strength * along_rows(across, along_columns(down, pulls))
     pulled = np.arange(height)[:, None] + pulls[..., 0], np.arange(width) + pulls[..., 1]
-    mapped = unmapped(corners, moved, images)
+    mapped = unmap(corners, moved, images)
     rows, columns = (jnp.stack(both) for both in zip(mapped, pulled, strict=True))
     # As a loop, because XLA would compute the first anew for each of the pixels of the second.
     ways = (rows, columns, jnp.arange(2))
     return lax.scan(lambda x, way: (sample(x, *way), None), images, ways)[0]
 
 
-def unmapped(
+def unmap(
     corners: np.ndarray, moved: Float32[Array, "n 3 2"], images: Pixels
 ) -> tuple[Layer, Layer]:
     """Return the rows and columns from which an affine map of three corners takes its pixels.
@@ -185,8 +185,8 @@ def sample(images: Pixels, rows: Layer, columns: Layer, twice: Setting) -> Pixel
     result = jnp.zeros_like(images)
     for i, row_weight in enumerate((1 - (rows - top), rows - top)):
         for j, column_weight in enumerate((1 - (columns - left), columns - left)):
-            row = reflected((top + i).astype(jnp.int32), height, twice)
-            column = reflected((left + j).astype(jnp.int32), width, twice)
+            row = reflect((top + i).astype(jnp.int32), height, twice)
+            column = reflect((left + j).astype(jnp.int32), width, twice)
             result += (row_weight * column_weight)[..., None] * images[each, row, column]
     return result
 
@@ -226,17 +226,17 @@ def compress(images: Pixels, quality: Setting) -> Pixels:
         _steps(table, quality) for table in (_LUMINANCE_STEPS, _COLOUR_STEPS)
     )
     if channels == 1:
-        return _quantised(levels, luminance_steps) / 255
+        return _quantise(levels, luminance_steps) / 255
     levels = _fixed_point(levels, _TO_LUMA_AND_CHROMA, (0.5, 0.49999, 0.49999))
-    luma = _quantised(levels[..., :1], luminance_steps)
+    luma = _quantise(levels[..., :1], luminance_steps)
     chroma = levels[..., 1:] + 128
     # Beyond the border, columns are repeated before averages are taken and rows after it.
-    down, across = _halving(height, height), _halving(width, 16 * -(-width // 16))
+    down, across = _halve(height, height), _halve(width, 16 * -(-width // 16))
     chroma = along_rows(across, along_columns(down, chroma))
-    chroma = jnp.floor(chroma + _alternating(len(across), 0.25, 0.5))
-    chroma = _quantised(chroma, colour_steps)[:, : -(-height // 2), : -(-width // 2)]
-    chroma = along_rows(_doubling(width), along_columns(_doubling(height), chroma))
-    chroma = jnp.floor(chroma + _alternating(width, 8 / 16, 7 / 16)) - 128
+    chroma = jnp.floor(chroma + _alternate(len(across), 0.25, 0.5))
+    chroma = _quantise(chroma, colour_steps)[:, : -(-height // 2), : -(-width // 2)]
+    chroma = along_rows(_double(width), along_columns(_double(height), chroma))
+    chroma = jnp.floor(chroma + _alternate(width, 8 / 16, 7 / 16)) - 128
     return (luma + _fixed_point(chroma, _FROM_CHROMA, (0.5, 0.5, 0.5))) / 255
 
 
@@ -256,7 +256,7 @@ def _steps(table: str, quality) -> jax.Array:
     return jnp.clip((steps * percent + 50) // 100, 1, 255).astype(jnp.float32)
 
 
-def _quantised(levels: Pixels, steps: Float32[Array, "8 8"]) -> Pixels:
+def _quantise(levels: Pixels, steps: Float32[Array, "8 8"]) -> Pixels:
     """Round the cosine coefficients of blocks of 8 × 8 to multiples of the steps."""
     _, height, width, _ = levels.shape
     down, right = -height % 8, -width % 8
@@ -281,17 +281,17 @@ def _nearest(values):
     return jnp.floor(values + 0.5)  # halves go up
 
 
-def _alternating(length: int, even: float, odd: float) -> jax.Array:
+def _alternate(length: int, even: float, odd: float) -> jax.Array:
     return jnp.where(np.arange(length)[:, None] % 2, jnp.float32(odd), even)
 
 
-def _halving(length: int, wanted: int) -> np.ndarray:
+def _halve(length: int, wanted: int) -> np.ndarray:
     """Average pairs along a row that is repeated at its end up to the wanted length."""
     pairs = np.minimum(np.arange(wanted + wanted % 2), length - 1).reshape(-1, 2)
     return (pairs[:, :, None] == np.arange(length)).mean(1)
 
 
-def _doubling(length: int) -> np.ndarray:
+def _double(length: int) -> np.ndarray:
     """Interpolate half a row's worth of samples at ¼ and ¾ between them."""
     half = -(-length // 2)
     places = np.arange(length)

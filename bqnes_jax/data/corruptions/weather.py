@@ -149,10 +149,10 @@ def crystals(key: PRNGKey, shape: tuple[int, int, int]) -> Layer:
     ]
     stars = functools.reduce(jnp.maximum, needles)[:, reach:-reach, reach:-reach, 0]
     ground = plasma(ground_key, n, max(height, width), 1.5)[:, :height, :width]
-    return _standardised(_standardised(stars) + _standardised(ground))
+    return _standardise(_standardise(stars) + _standardise(ground))
 
 
-def _standardised(layer):
+def _standardise(layer):
     centred = layer - layer.mean((1, 2), keepdims=True)
     return centred / jnp.sqrt((centred**2).mean((1, 2), keepdims=True))
 
@@ -239,7 +239,7 @@ def _with_water(images, liquid, strength) -> Pixels:
 def relief(liquid: Layer) -> Layer:
     """Light drops from one side, by their distances from the drops' edges; bytes in, bytes out."""
     distance = jnp.floor(_average(distances(edges(liquid, 50, 150))) + 1e-5)
-    there = neighbours(equalised(distance), 1, "reflect")
+    there = neighbours(equalise(distance), 1, "reflect")
     slope = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     lit = sum(float(slope[1 + i, 1 + j]) * there(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1))
     return jnp.round(_average(jnp.clip(lit, 0, 255)))
@@ -316,7 +316,7 @@ def distances(marked: Bool[Array, "n h w"]) -> Layer:
     return lax.while_loop(lambda state: state[1], relax, (first, jnp.array(True)))[0]
 
 
-def equalised(distance: Layer) -> Layer:
+def equalise(distance: Layer) -> Layer:
     """Stretch whole distances from 0 to 20 so that all bytes are about as frequent."""
     values = jnp.arange(FURTHEST + 1, dtype=jnp.float32)
     counts = (distance[..., None] == values).sum((1, 2)).astype(jnp.float32)
