@@ -51,7 +51,7 @@ POOLS = tuple(pool.value for pool in Pool)
 def ensemble_probabilities(
     weights: ArrayLike, member_probabilities: ArrayLike, *, pool: str = Pool.MIXTURE
 ) -> jax.Array:
-    """Class probabilities of a weighted ensemble.
+    """Return class probabilities of a weighted ensemble.
 
     Args:
         weights: non-negative, of shape (M,); summing to 1 for a mixture.
@@ -78,7 +78,7 @@ def ensemble_log_probabilities(
     pool: str = Pool.MIXTURE,
     temperature: ArrayLike | None = None,
 ) -> jax.Array:
-    """Log-probabilities of a weighted ensemble, from those of its members, without underflow.
+    """Return log-probabilities of a weighted ensemble, from those of members, without underflow.
 
     The same two pools as `ensemble_probabilities`: log Σ_m w_m exp(ℓ_m), or Σ_m w_m ℓ_m minus its
     log-sum-exp over the classes; -inf (probability 0) is allowed.
@@ -162,7 +162,7 @@ def _log_probabilities(
 def _log_mixture(
     weights: Float[Array, " members"], logs: Float[Array, "members points classes"]
 ) -> Float[Array, "points classes"]:
-    """log Σ_m w_m exp(ℓ_m), with the weights outside the exponent.
+    """Return log Σ_m w_m exp(ℓ_m), with the weights outside the exponent.
 
     So the derivative by a weight of 0 is the true one, exp(ℓ_m - log p), not that of log 0.
     """
@@ -181,7 +181,7 @@ def _log_mixture(
 def _log_product(
     weights: Float[Array, " members"], logs: Float[Array, "members points classes"]
 ) -> Float[Array, "points classes"]:
-    """log_softmax over the classes of Σ_m w_m ℓ_m, each ℓ_m at least LOG_FLOOR."""
+    """Return log_softmax over the classes of Σ_m w_m ℓ_m, each ℓ_m at least LOG_FLOOR."""
     total = _fold(
         lambda sum_, w, log_p: sum_ + w * jnp.maximum(log_p, LOG_FLOOR), 0.0, weights, logs, 0.0
     )

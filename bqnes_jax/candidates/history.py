@@ -118,7 +118,7 @@ class History(NamedTuple):
 
     @property
     def best_index(self) -> Int32[Array, ""]:
-        """Which entry has the largest log-likelihood, of those that did not fail."""
+        """Return which entry has the largest log-likelihood, of those that did not fail."""
         return jnp.argmax(self.known).astype(jnp.int32)
 
     @property

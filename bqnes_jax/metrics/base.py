@@ -19,7 +19,7 @@ from bqnes_jax.errors import (
 def confidence_and_hits(
     probabilities: Float[Array, "points classes"], labels: Int[Array, " points"]
 ) -> tuple[Float[Array, " points"], Float[Array, " points"]]:
-    """Highest probability of each point, and 1 where its class is the label, otherwise 0."""
+    """Return the highest probability of each point, and 1 where its class is the label, else 0."""
     probabilities = nan_unless_sound(probabilities, labels)
     confidence = probabilities.max(axis=1)
     hits = (probabilities.argmax(axis=1) == labels).astype(confidence.dtype)
@@ -29,7 +29,7 @@ def confidence_and_hits(
 def nan_unless_sound(
     probabilities: Float[Array, "points classes"], labels: Int[Array, " points"]
 ) -> Float[Array, "points classes"]:
-    """Replace by NaN what is no probability vector, or has a label that is no class."""
+    """Replace what is no probability vector, or has a label that is no class, by NaN."""
     return jnp.where(is_sound(probabilities, labels)[:, None], probabilities, jnp.nan)
 
 

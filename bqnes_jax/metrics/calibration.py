@@ -45,7 +45,7 @@ class BrierDecomposition(NamedTuple):
 def reliability_curve(
     probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, log: bool = False
 ) -> ReliabilityCurve:
-    """Accuracy against confidence, by equal-width bins of the top-class confidence.
+    """Return accuracy against confidence, by equal-width bins of the top-class confidence.
 
     Bin b holds the points with b/bins < max_c p_ic ≤ (b+1)/bins, so that a confidence of exactly 1
     is in the last bin; 0 would be in the first.
@@ -68,7 +68,7 @@ def ece(
     reference: str = "confidence",
     log: bool = False,
 ) -> jax.Array:
-    """Expected calibration error, Σ_b (n_b/n) |accuracy_b - reference_b|.
+    """Return the expected calibration error, Σ_b (n_b/n) |accuracy_b - reference_b|.
 
     The bins are those of `reliability_curve`; empty ones add nothing.
 
@@ -95,7 +95,7 @@ def ece(
 def adaptive_ece(
     probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, log: bool = False
 ) -> jax.Array:
-    """Expected calibration error with as many points in each bin, Σ_b (n_b/n) |acc_b - conf_b|.
+    """Return the calibration error with as many points in each bin, Σ_b (n_b/n) |acc_b - conf_b|.
 
     In the order of their confidence, the point at place r (from 0) is in bin ⌊r · bins / n⌋.
 
@@ -111,7 +111,7 @@ def adaptive_ece(
 def classwise_ece(
     probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, log: bool = False
 ) -> jax.Array:
-    """Calibration error of the probabilities of every class, averaged over the classes.
+    """Return the calibration error of each class, averaged over the classes.
 
     (1/C) Σ_c Σ_b (n_bc/n) |frequency of c in the bin - mean p_c in the bin|, in bins of equal width
     of p_c as in `reliability_curve`.

@@ -21,7 +21,7 @@ from bqnes_jax.metrics.base import (
 
 
 def accuracy(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
-    """Fraction of points whose predicted class, argmax_c p_ic, is the label.
+    """Return the fraction of points whose predicted class, argmax_c p_ic, is the label.
 
     Example:
         >>> float(accuracy(jnp.array([[0.9, 0.1], [0.5, 0.5]]), jnp.array([0, 1])))
@@ -59,7 +59,7 @@ def mean_log_likelihood(
 
 
 def brier_score(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
-    """Brier score, (1/n) Σ_i Σ_c (p_ic - 1[y_i = c])², from 0 (perfect) to 2.
+    """Return the Brier score, (1/n) Σ_i Σ_c (p_ic - 1[y_i = c])², from 0 (perfect) to 2.
 
     With two classes it is twice the one-column form that scikit-learn reports by default.
 
@@ -71,7 +71,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = Fals
 
 
 def aurc(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
-    """Area under the risk–coverage curve: how often one errs where one is surest, on average.
+    """Return the area under the risk–coverage curve: the mean error rate among the surest.
 
     (1/n) Σ_k (errors among the k surest points) / k; the surest have the highest probability of the
     predicted class, and of equally sure ones those that come first.

@@ -12,7 +12,7 @@ from bqnes_jax.metrics.base import check_columns
 
 
 def rmse(predictions: ArrayLike, targets: ArrayLike, *, normalised: bool = True) -> jax.Array:
-    """Root mean squared error, divided by the size of the mean target unless `normalised=False`.
+    """Return the root mean squared error, over the size of the mean target if `normalised`.
 
     sqrt((1/n) Σ_i (m_i - t_i)²) / |(1/n) Σ_i t_i|, for predictions and targets of shape (n,).
 
@@ -33,7 +33,7 @@ def rmse(predictions: ArrayLike, targets: ArrayLike, *, normalised: bool = True)
 
 
 def nlpd(means: ArrayLike, variances: ArrayLike, targets: ArrayLike) -> jax.Array:
-    """Negative log predictive density of independent Gaussians, averaged over the test points.
+    """Return the negative log predictive density of independent Gaussians, averaged over points.
 
     (1/n) Σ_i ½ [log 2πσ²_i + (t_i - m_i)²/σ²_i], for means, variances and targets of shape (n,).
 

@@ -120,7 +120,7 @@ def best_pool(
 
 
 def empty_pool(margins: Float[Array, "M n C"]) -> Pool:
-    """Return what is known before the first iteration: nothing."""
+    """Return a pool of which nothing is known, as before the first iteration."""
     none, infinite = jnp.zeros_like(margins[:, 0, 0]), jnp.asarray(jnp.inf, margins.dtype)
     everything = jnp.zeros_like(margins[0])
     return Pool(none, everything, infinite, infinite, none, infinite, jnp.int32(-1))

@@ -32,12 +32,12 @@ def speckle_noise(key, images, severity):
 
 
 def add_noise(key: PRNGKey, images: Pixels, sigma: Setting) -> Pixels:
-    """x + σε with ε standard normal."""
+    """Return x + σε with ε standard normal."""
     return images + sigma * normal(key, images.shape)
 
 
 def add_speckles(key: PRNGKey, images: Pixels, sigma: Setting) -> Pixels:
-    """x + xσε with ε standard normal."""
+    """Return x + xσε with ε standard normal."""
     return images + images * sigma * normal(key, images.shape)
 
 

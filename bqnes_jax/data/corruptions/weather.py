@@ -237,7 +237,7 @@ def _with_water(images, liquid, strength) -> Pixels:
 
 
 def relief(liquid: Layer) -> Layer:
-    """Light drops from one side, by their distances from the drops' edges; bytes in, bytes out."""
+    """Return how drops lit from one side look, by distances from their edges; all in bytes."""
     distance = jnp.floor(_average(distances(edges(liquid, 50, 150))) + 1e-5)
     there = neighbours(equalise(distance), 1, "reflect")
     slope = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
