@@ -167,16 +167,16 @@ def drive(
     """
     search = _Search(strategy, config, key, report)
     work = _Work(crew, search)
+    events, room = list(recorded), 0
     for event in recorded:
         if isinstance(event, Asked):
-            search.ask(event.room, event)
+            # No search has more room; what a file says may be anything, and would take memory.
+            own = min(event.room, 2 * config.budget)
+            search.ask(own, event)
             work.start()
+            room = max(room, own)
         else:
             search.tell(event.number, work.outcome_of(event.number))
-    events, room = (
-        list(recorded),
-        max((e.room for e in recorded if isinstance(e, Asked)), default=0),
-    )
 
     def happen(event: Event) -> None:
         if note is not None:
@@ -190,7 +190,8 @@ def drive(
             happen(Arrived(number))
             search.tell(number, outcome)
         if not (complete or work.is_busy()):
-            room = _grown(room, max(crew.size - 1, search.pending))
+            most = min(crew.size, config.budget) - 1  # beside the one that is asked for
+            room = _grown(room, max(most, search.pending))
             happen(search.ask(room))
             work.start()
     search.ask(room)  # for what is believed in the end

@@ -181,6 +181,7 @@ def test_hosts_that_cannot_meet_are_refused(monkeypatch):
         join_hosts(2, 2, "localhost:1")
     with pytest.raises(BQNESError, match="it must be ADDRESS:PORT"):
         join_hosts(2, 1, "localhost")
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
-    with pytest.raises(BQNESError, match=r"\$JAX_NUM_PROCESSES is 'two'"):
-        join_hosts(None, None, None)
+    for text in ("two", "²", "9" * 5000):
+        monkeypatch.setenv("JAX_NUM_PROCESSES", text)
+        with pytest.raises(BQNESError, match=r"\$JAX_NUM_PROCESSES is .*be a whole number"):
+            join_hosts(None, None, None)

@@ -13,7 +13,17 @@ import pytest
 import bqnes_jax
 from bqnes_jax.elastic import Arrived
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import Remote, as_path, check_bound, locked, write_bound, write_whole
+from bqnes_jax.files import (
+    Remote,
+    as_path,
+    check_bound,
+    locked,
+    open_file,
+    read_log,
+    read_small,
+    write_bound,
+    write_whole,
+)
 from bqnes_jax.files.digests import DIGESTS
 from bqnes_jax.report import write_report
 from bqnes_jax.runs.journal import Journal
@@ -144,6 +154,59 @@ def test_a_lease_is_renewed(place, monkeypatch):
             threading.Event().wait(0.1)
         assert own.read_bytes() != before
     assert own.read_bytes() == b"free"
+
+
+def test_a_lease_of_a_clock_that_was_set_back(place, monkeypatch):
+    """Who is alive renews it, whatever its clock says; nobody waits for years."""
+    monkeypatch.setattr("bqnes_jax.files.remote._LEASE", 0.6)
+    path, late = place / "lock", b"held by 0123 until %d" % (time.time() + 3600)
+    path.append(late)
+    assert hold(path) == 2, "it was not renewed"
+    path.append(late)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        ended = threading.Event()
+
+        def renew():
+            while not ended.wait(0.1):
+                (path / "00000002").write(late + b"%d" % (time.monotonic_ns() % 10))
+
+        alive = executor.submit(renew)
+        with pytest.raises(BQNESError, match="at work in another process"):
+            hold(path)
+        ended.set()
+        alive.result()
+
+
+def test_what_others_put_beside_lines(place, server):
+    """A folder that a console makes is an object, and so is what people drop into it."""
+    log, lock = place / "log", place / "lock"
+    for path in (log, lock):
+        path.append(b"free")
+        (path / "notes.txt").write(b"mine")
+        (path / "٣").write(b"a number, but not ours")
+        if str(place).startswith("s3"):
+            path._system.touch(f"{path}/")
+    assert [path.name for path in log.iterdir()] == ["00000000", "notes.txt", "٣"]
+    log.append(b", and locked")
+    assert log.read_log() == b"free, and locked"
+    with locked(lock, "this run"), pytest.raises(BQNESError, match="at work in another process"):
+        hold(lock)
+
+
+def test_no_object_is_read_beyond_the_limit(place, monkeypatch):
+    for content in (b"", b"0123", b"01234"):
+        (place / "file").write(content)
+        assert (place / "file").read_bytes() == read_small(place / "file", limit=5) == content
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_small(place / "file", limit=4)
+    (place / "log").append(b"one")
+    (place / "log").append(b"two")
+    assert read_log(place / "log", limit=6) == b"onetwo"
+    with pytest.raises(ValueError, match="more than 5 bytes"):
+        read_log(place / "log", limit=5)
+    monkeypatch.setattr("bqnes_jax.files.remote._LIMIT", 4)
+    with pytest.raises(OSError, match="too large"):
+        open_file(place / "file")
 
 
 def test_digests(place):

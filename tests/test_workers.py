@@ -377,17 +377,6 @@ def test_a_scheduler_that_dies_ends_the_search_in_a_sentence(scheduler, folder, 
 
 
 @pytest.mark.slow
-def test_nobody_answers():
-    with (
-        pytest.raises(BQNESError, match="no scheduler answers"),
-        open_cluster("tcp://127.0.0.1:9"),
-    ):
-        pass
-    with pytest.raises(BQNESError, match="it must be a number of processes"), open_cluster("four"):
-        pass
-
-
-@pytest.mark.slow
 def test_a_broken_pool_ends_the_search_in_a_sentence(folder, tmp_path):
     """Python's own pool does not survive the death of a process."""
     family = farm.watched(folder, deadly={(a, b) for a in range(6) for b in range(6)})

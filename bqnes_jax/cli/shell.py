@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -181,7 +182,7 @@ def join_hosts(count: int | None, index: int | None, coordinator: str | None) ->
                 "them with srun or mpirun."
             )
         check_whole("host", index, 0, count - 1)
-        if not coordinator.rpartition(":")[2].isdigit():
+        if not _is_number(coordinator.rpartition(":")[2]):
             raise BQNESError(f"coordinator is {coordinator!r}; it must be ADDRESS:PORT.")
     jax.distributed.initialize(coordinator, count, index)
 
@@ -215,9 +216,13 @@ def _is_tpu() -> bool:
 
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
-    if text is not None and not text.isdigit():
+    if text is not None and not _is_number(text):
         raise BQNESError(f"${variable} is {text!r}; it must be a whole number.")
     return None if text is None else int(text)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None
 
 
 def prepare_jax() -> None:

@@ -8,6 +8,7 @@ environment.
 """
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -23,6 +24,8 @@ from bqnes_jax.errors import BQNESError
 _SCHEMES = {"s3": "s3", "gs": "gcs", "memory": "s3"}  # and the extra that has what it needs
 _LEASE = 60.0  # seconds, after which a lock that was not renewed is another's to take
 _HELD, _FREE = b"held by ", b"free"
+_NUMBER = re.compile(r"[0-9]{8}")
+_LIMIT = 1 << 32  # bytes; no object of a run is as large
 
 
 def as_path(place: str | os.PathLike[str]) -> Path:
@@ -82,27 +85,34 @@ class Remote(type(Path())):
 
     def iterdir(self) -> Generator["Remote", None, None]:
         """Yield what is in this folder, in order."""
-        with _reaching(self):
-            try:
-                found = self._system.ls(str(self), detail=False)
-            except FileNotFoundError:
-                found = []
-        names = sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in found)
-        return (self / name for name in names)
+        return (self / name for name in sorted(self._sizes()))
 
     def unlink(self, missing_ok: bool = True) -> None:
         """Remove an object, if there is one."""
         with _reaching(self), contextlib.suppress(FileNotFoundError):
             self._system.rm_file(str(self))
 
-    def read_bytes(self) -> bytes:
-        """Read an object; FileNotFoundError if there is none."""
+    def read_bytes(self, limit: int = _LIMIT) -> bytes:
+        """Read an object; FileNotFoundError if there is none, ValueError if it has more bytes."""
         with _reaching(self, FileNotFoundError):
-            return self._system.cat_file(str(self))
+            try:
+                content = self._system.cat_file(str(self), start=0, end=limit + 1)
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError):  # of nothing there is no part
+                if self._system.size(str(self)) != 0:
+                    raise
+                content = b""
+        _check_size(len(content), limit)
+        return content
 
     def read(self) -> io.BufferedReader:
-        """Open an object that has been read."""
-        return io.BufferedReader(io.BytesIO(self.read_bytes()))  # type: ignore[arg-type]
+        """Open an object that has been read; OSError if no object of a run is as large."""
+        try:
+            content = self.read_bytes(_LIMIT)
+        except ValueError:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self)) from None
+        return io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
 
     def write(self, content: bytes) -> None:
         """Write an object whole or not at all, in place of another of its name."""
@@ -126,23 +136,47 @@ class Remote(type(Path())):
 
         FileExistsError if another has written that one.
         """
-        place = _next_number(self.iterdir()) if number is None else number
+        place = _next_number(self._lines()) if number is None else number
         while not self._line(place).create(line):
             if number is not None:
                 raise FileExistsError(f"{self} has a line {number} by another process")
             place += 1
 
-    def read_log(self) -> bytes:
-        """Read all lines of a log; FileNotFoundError if there is none."""
-        names = [str(path) for path in self.iterdir()]
-        if not names:
-            raise FileNotFoundError(2, os.strerror(2), str(self))
+    def read_log(self, limit: int = _LIMIT) -> bytes:
+        """Read all lines of a log; FileNotFoundError if there is none, ValueError if they are long.
+
+        What somebody else has put beside them is no line.
+        """
+        sizes = self._sizes()
+        paths = self._lines(sizes)
+        if not paths:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        _check_size(sum(sizes[path.name] for path in paths), limit)
         with _reaching(self):
-            lines = self._system.cat(names)
+            lines = self._system.cat([str(path) for path in paths])
         return b"".join(lines[name] for name in sorted(lines))
 
     def _line(self, number: int) -> "Remote":
         return self / f"{number:08d}"
+
+    def _lines(self, names: Iterable[str] | None = None) -> list["Remote"]:
+        """Return the numbered objects in this folder, in order."""
+        names = self._sizes() if names is None else names
+        return [self / name for name in sorted(names) if _NUMBER.fullmatch(name)]
+
+    def _sizes(self) -> dict[str, int]:
+        """Return what is in this folder, by name, and its sizes.
+
+        The folder itself may be an object, too: consoles make one for a folder that is empty.
+        """
+        with _reaching(self):
+            try:
+                found = self._system.ls(str(self), detail=True)
+            except FileNotFoundError:
+                return {}
+            own = self._system._strip_protocol(str(self))
+        places = {one["name"].rstrip("/"): one["size"] or 0 for one in found}
+        return {name.rsplit("/", 1)[-1]: size for name, size in places.items() if name != own}
 
     @property
     def _system(self) -> Any:
@@ -155,7 +189,7 @@ class Remote(type(Path())):
         Whoever creates the next number has it, and says so again before the lease ends. Clocks are
         compared: those of hosts must not be apart by more than the lease.
         """
-        taken = list(self.iterdir())
+        taken = self._lines()
         if taken and _is_held(taken[-1]):
             yield False
             return
@@ -182,8 +216,13 @@ class Remote(type(Path())):
                 own.write(_FREE)
 
 
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise ValueError(f"it has more than {limit:,} bytes")
+
+
 def _next_number(paths: Iterable[Remote]) -> int:
-    return max((int(path.name) + 1 for path in paths if path.name.isdecimal()), default=0)
+    return max((int(path.name) + 1 for path in paths), default=0)
 
 
 def _stamped(token: bytes) -> bytes:
@@ -191,9 +230,18 @@ def _stamped(token: bytes) -> bytes:
 
 
 def _is_held(lock: Remote) -> bool:
-    """Tell whether the lease of a lock has not ended."""
-    match = re.fullmatch(_HELD + rb"\w+ until (\d{1,12})", lock.read_bytes())
-    return match is not None and int(match[1]) > time.time()
+    """Tell whether the lease of a lock has not ended.
+
+    One that ends too late is of a clock that has been set back since, or of one that is wrong:
+    whether its holder lives is seen from whether it is renewed.
+    """
+    content = lock.read_bytes()
+    match = re.fullmatch(_HELD + rb"\w+ until (\d{1,12})", content)
+    left = 0 if match is None else int(match[1]) - time.time()
+    if left > 2 * _LEASE:
+        time.sleep(_LEASE)
+        return lock.read_bytes() != content
+    return left > 0
 
 
 def _system_of(scheme: str) -> Any:

@@ -89,6 +89,8 @@ def _is_hollow(status: os.stat_result) -> bool:
 
 def read_small(path: Path, *, follow: bool = True, limit: int = _TEXT_LIMIT) -> bytes:
     """Read a file that people write, too; ValueError if it is far larger than they do."""
+    if isinstance(path, Remote):
+        return path.read_bytes(limit)
     with open_file(path, follow=follow) as file:
         size = size_of_file(file)  # which may be less than can be read
         if size > limit:
@@ -98,9 +100,9 @@ def read_small(path: Path, *, follow: bool = True, limit: int = _TEXT_LIMIT) -> 
 
 def read_log(path: Path, *, limit: int = _TEXT_LIMIT) -> bytes:
     """Read a file that lines are added to; in an object store it has an object for each."""
-    return (
-        path.read_log() if isinstance(path, Remote) else read_small(path, follow=False, limit=limit)
-    )
+    if isinstance(path, Remote):
+        return path.read_log(limit)
+    return read_small(path, follow=False, limit=limit)
 
 
 def check_plain(content: object, levels: int = _LEVELS) -> None:

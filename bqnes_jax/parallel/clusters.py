@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from bqnes_jax.parallel.executors import OnDask, Workers
 
 _SECONDS = 15  # that a scheduler may take to answer
 _CLOSING = 5  # seconds, after which processes are left to end with this one
+_LEAST_MEMORY = 1 << 28  # bytes; Python with JAX takes as much before it trains anything
 _FRESH = 0.2  # seconds that the number of workers is remembered
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last: XLA
 
@@ -45,21 +47,27 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             "'bqnes-jax[cluster]', or leave it out."
         ) from None
     if "://" not in where:
-        if not where.isdigit():
+        if not re.fullmatch(r"[0-9]{1,9}", where):
             raise BQNESError(
                 f"workers is {where!r}; it must be a number of processes, or the address of a "
                 "scheduler such as tcp://host:8786."
             )
         count = int(where)
         check_whole("workers", count, 1)
+        share = host_memory() // count
+        if share < _LEAST_MEMORY:
+            raise BQNESError(
+                f"workers is {count:,}; each would have {share // 2**20:,} MB of the memory of "
+                f"this machine, and a process needs {_LEAST_MEMORY // 2**20}: use fewer."
+            )
         with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
             yield Cluster(OnDask(client), _Threads(client))
         return
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said in sentences
     try:
         client = Client(where, timeout=_SECONDS)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # each protocol has its own kinds
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         raise BQNESError(
             f"workers is {where!r}, where no scheduler answers ({reason}); start one with `dask "
             "scheduler`, and workers with `dask worker`."

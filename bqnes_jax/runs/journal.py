@@ -126,6 +126,8 @@ def _read(path: Path, space: Space) -> tuple[list[Event], str]:
             digest = own
             event = _from_json(json.loads(text), space)
             if isinstance(event, Asked):
+                if 0 < event.room < len(waiting):
+                    raise ValueError("more candidates are waited for than there is room")
                 waiting |= set(range(asked, asked + len(event.archs)))
                 asked += len(event.archs)
             else:
