@@ -88,8 +88,11 @@ def test_paths():
     assert path.parent == as_path(Path("s3://bucket/a/b")), "pathlib makes one slash of two"
     assert as_path(path) == path and str(path.with_name("d")) == "s3://bucket/a/b/d"
     assert type(as_path("runs/s3")) is type(as_path(Path("runs"))) is type(Path())
-    with pytest.raises(BQNESError, match=r"ftp://x is of a kind that is not known.*s3://, gs://"):
-        as_path("ftp://x")
+    assert as_path("file:///runs/a") == as_path(Path("file:///runs/a")) == Path("/runs/a")
+    assert as_path("C:/runs") == Path("C:/runs"), "a drive"
+    for url in ("ftp://x/y", Path("ftp://x/y")):  # the second is what a command makes of the first
+        with pytest.raises(BQNESError, match=r"^ftp://x/y is of a kind that is not .*s3://, gs://"):
+            as_path(url)
     with pytest.raises(BQNESError, match=r"names no place; write s3://bucket/directory"):
         as_path("s3://")
 

@@ -22,6 +22,7 @@ from typing import Any
 from bqnes_jax.errors import BQNESError
 
 _SCHEMES = {"s3": "s3", "gs": "gcs", "memory": "s3"}  # and the extra that has what it needs
+_URL = re.compile(r"([A-Za-z][\w+.-]+):/+(.*)", re.DOTALL)  # pathlib makes one of two slashes
 _LEASE = 60.0  # seconds, after which a lock that was not renewed is another's to take
 _HELD, _FREE = b"held by ", b"free"
 _NUMBER = re.compile(r"[0-9]{8}")
@@ -31,22 +32,27 @@ _LIMIT = 1 << 32  # bytes; no object of a run is as large
 def as_path(place: str | os.PathLike[str]) -> Path:
     """Return the path of a file or a directory; a URL such as s3://bucket/run is `Remote`.
 
+    What is named file:///runs is a path here.
+
     Example:
         >>> str(as_path("memory://runs") / "digits"), str(as_path("runs") / "digits")
         ('memory://runs/digits', 'runs/digits')
     """
     text = os.fspath(place)
-    match = re.fullmatch(r"(\w+):/+(.*)", text)  # pathlib makes one of two slashes
-    if match and match[1] in _SCHEMES:
-        if not match[2].strip("/"):
-            raise BQNESError(f"{text} names no place; write {match[1]}://bucket/directory.")
-        return Remote(f"{match[1]}:/{match[2]}")
-    if "://" in text:
+    match = _URL.fullmatch(text)
+    if match is None:
+        return Path(place)
+    scheme, name = match.groups()
+    if scheme == "file":
+        return Path(f"/{name}")
+    if scheme not in _SCHEMES:
         raise BQNESError(
-            f"{text} is of a kind that is not known; it must begin with "
+            f"{scheme}://{name} is of a kind that is not known; it must begin with "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}, or be a path."
         )
-    return Path(place)
+    if not name.strip("/"):
+        raise BQNESError(f"{text} names no place; write {scheme}://bucket/directory.")
+    return Remote(f"{scheme}:/{name}")
 
 
 class Remote(type(Path())):
