@@ -13,7 +13,7 @@ from jax.experimental.key_reuse._core import check_key_reuse
 from bqnes_jax import algorithms, candidates, drivers
 from bqnes_jax.candidates import Outcome, SearchConfig
 from bqnes_jax.data import AugmentConfig, augment
-from bqnes_jax.spaces import DARTS, NATS, SLIMMABLE, Product, Seeded
+from bqnes_jax.spaces import Product, Seeded
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -58,15 +58,6 @@ def test_spaces_are_of_both_kinds():
 def test_an_algorithm_uses_each_key_once(name):
     run = algorithms.make(name, SPACES["listed, seeds"], 2, config=CONFIG)
     check_key_reuse(lambda key: run(key, evaluate), jax.random.key(0))
-
-
-@pytest.mark.parametrize(
-    "space", [*SPACES.values(), NATS, SLIMMABLE, DARTS], ids=lambda one: one.name
-)
-def test_a_space_uses_each_key_once(space):
-    key = jax.random.key(0)
-    check_key_reuse(lambda key: space.sample(key, 3), key)
-    check_key_reuse(lambda key: space.mutate(key, jnp.zeros(len(space.options), jnp.int32)), key)
 
 
 def test_augmentation_uses_each_key_once():
