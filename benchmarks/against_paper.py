@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import t
 from shared import show, write
 
+import bqnes_jax
 from bqnes_jax.studies.comparison import Row
 
 # Row -> [seeds, metrics].
@@ -135,7 +136,8 @@ def show_beside(
 
 def keep(path: Path, setting: dict, results: Results, **more: object) -> None:
     """Write the results of a data set, with what they were made by."""
-    versions = {package: version(package) for package in ("bqnes-jax", "jax", "numpy")}
+    versions = {"bqnes-jax": bqnes_jax.__version__}
+    versions |= {package: version(package) for package in ("jax", "numpy")}
     write(path, setting | {"versions": versions, "results": results} | more)
 
 

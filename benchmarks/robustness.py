@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from against_paper import Results, keep, kept, show_beside
 from shared import RESULTS, console, one_sentence
 from slimmable import LIKE, SEARCH, TASKS, open_slices, what_was_scaled_down
 
+import bqnes_jax
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.data import CORRUPTIONS
 from bqnes_jax.errors import check_whole
@@ -44,7 +44,7 @@ NOTE = (
 SHRUNK = " Images are corrupted at 32×32 and shrunk after that, which averages much noise away."
 
 _AT_ONCE = 8  # slices that predict together
-_VERSION = version("bqnes-jax")
+_VERSION = bqnes_jax.__version__
 
 
 @dataclass(frozen=True)

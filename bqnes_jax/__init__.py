@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from bqnes_jax.runs import Ensemble, Run, RunConfig, configure, search
     from bqnes_jax.types import Status
 
+__version__ = "0.2.0"  # the one place; CITATION.cff and CHANGELOG.md repeat it
+
 _PACKAGES = (
     "algorithms",
     "calibration",
@@ -72,8 +74,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"bqnes_jax.{name}")
     if name in _NAMES:
         return getattr(importlib.import_module(f"bqnes_jax.{_NAMES[name]}"), name)
-    if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("bqnes-jax")
     raise AttributeError(f"module 'bqnes_jax' has no attribute {name!r}")
 
 

@@ -59,7 +59,7 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
     assert "report: run/report.html" in out and (folder / "run" / "report.html").is_file()
     run = Run.load(folder / "run")
     assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
-    assert run.versions["bqnes-jax"] == "0.1.0"
+    assert run.versions["bqnes-jax"] == bqnes_jax.__version__
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 import ast
 import dataclasses
-import importlib.metadata
 import inspect
 from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
+
+import bqnes_jax
 
 DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
 ensemble of different architectures. Start with: bqnes run. With --debug an error shows where it
@@ -34,7 +35,7 @@ _COMMANDS = {
 def show(arguments: list[str]) -> int:
     """Print the version if that alone is asked for, and otherwise which commands there are."""
     if "--version" in arguments and not {"--help", "-h"} & set(arguments):
-        print(f"bqnes {importlib.metadata.version('bqnes-jax')}")
+        print(f"bqnes {bqnes_jax.__version__}")
         return 0
     commands: Any = Union[tuple(_outline(*command) for command in _COMMANDS.items())]  # noqa: UP007
     tyro.cli(commands, prog="bqnes", description=DESCRIPTION, args=["--help"])

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import jax
 
+import bqnes_jax
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NoOptions, families, find, is_named
 from bqnes_jax.files import as_json, check_bound, locked, read_json, write_bound, writing
@@ -33,7 +34,7 @@ CONFIG, SEARCH, ENSEMBLE, SHARED = "config.json", "search.npz", "ensemble.json",
 ARRIVALS = "arrivals.log"
 FIRST_STAGE = "first-stage"
 _LOCK = "lock"
-_PACKAGES = ("bqnes-jax", "jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 @contextlib.contextmanager
@@ -80,7 +81,8 @@ def _note_config(directory: Path, config: RunConfig) -> None:
     """Note the config in an empty directory; refuse that of another run."""
     path = directory / CONFIG
     if not path.is_file():
-        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        others = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        versions = {"bqnes-jax": bqnes_jax.__version__} | others
         _write_config(directory, config, versions)
         return
     different = first_difference(read_config(directory).identity(), config.identity())

@@ -6,7 +6,6 @@ test images are corrupted.
 
 import dataclasses
 import functools
-import importlib.metadata
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, UInt8
 
+import bqnes_jax
 from bqnes_jax.data import (
     CORRUPTIONS,
     Examples,
@@ -267,7 +267,7 @@ def _setting(ensemble: Ensemble) -> dict:
         "pool": ensemble.pool.value,
         "temperature": ensemble.temperature,
         "single": [int(likely.argmax()), run.config.calibrate],
-        "version": importlib.metadata.version("bqnes-jax"),
+        "version": bqnes_jax.__version__,
     }
 
 
