@@ -16,6 +16,7 @@ from bqnes_jax.parallel.executors import OnDask, Workers
 _SECONDS = 15  # that a scheduler may take to answer
 _CLOSING = 5  # seconds, after which processes are left to end with this one
 _FRESH = 0.2  # seconds that the number of workers is remembered
+_LOGGERS = ("distributed", "distributed.client")  # Dask gives the second a level of its own
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last: XLA
 
 
@@ -55,7 +56,8 @@ def open_cluster(where: str) -> Iterator[Cluster]:
         with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
             yield Cluster(OnDask(client), _Threads(client))
         return
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said in sentences
+    for name in _LOGGERS:  # what matters is said in sentences
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(where, timeout=_SECONDS)
     except (OSError, ValueError) as error:

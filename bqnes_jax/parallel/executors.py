@@ -199,12 +199,18 @@ class OnDask(concurrent.futures.Executor):
 
 
 def _begin(name: str, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Call a function on a worker, after the scheduler has heard of it."""
+    """Call a function on a worker, after the scheduler has heard of it.
+
+    A scheduler of somebody else's may send it to more workers than it should be tried on.
+    """
     from distributed import Queue
 
     queue = Queue(name)
     queue.put(None)
+    begun = queue.qsize()
     queue.close()
+    if begun > TRIES:
+        raise ConnectionError(f"{begun - 1} workers that had begun it were lost")
     return function(*args, **kwargs)
 
 
