@@ -68,6 +68,11 @@ def lose(folder):
     return Unsendable()
 
 
+def note_and_die(folder):
+    Path(folder, str(time.monotonic_ns())).touch()
+    die(0.0)
+
+
 def die(seconds):
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,12 +2,9 @@
 
 import concurrent.futures
 import itertools
-import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -21,7 +18,6 @@ from bqnes_jax.parallel import Calls, Lost, OnDask, OnRay, OnSubmitit, open_clus
 from bqnes_jax.runs.journal import Journal
 from bqnes_jax.runs.tasks import open_team
 from bqnes_jax.runs.workbench import open_workbench
-from bqnes_jax.storage import Store
 from bqnes_jax.surrogates import FitConfig
 from tests import farm
 
@@ -292,88 +288,6 @@ def test_only_what_has_begun_counts(begun, submitted, monkeypatch):
     calls.start(7)
     assert ended(calls) == [(7, Lost("gone"))]
     assert executor.submitted == submitted
-
-
-def dask(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-@pytest.fixture
-def scheduler(tmp_path):
-    """Yield the file of a scheduler of its own, and a function that starts a worker."""
-    file, processes = tmp_path / "scheduler.json", []
-    common = ["--scheduler-file", str(file), "--no-dashboard"]
-    processes.append(dask("dask_scheduler", "--host", "127.0.0.1", "--port", "0", *common))
-    for _ in range(600):
-        if file.exists():
-            break
-        time.sleep(0.1)
-
-    def join():
-        local = ["--local-directory", str(tmp_path)]
-        processes.append(dask("dask_worker", "--nthreads", "1", *local, *common))
-
-    yield file, join, processes[0]
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait(20)
-
-
-def address_of(file):
-    return json.loads(file.read_text())["address"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*has no workers yet")
-def test_a_worker_that_joins_late_takes_part(scheduler, folder, tmp_path):
-    file, join, _ = scheduler
-    join()
-    family = farm.watched(folder, seconds=0.5)
-
-    def later():
-        while len(farm.tries_in(folder)) < 2:
-            time.sleep(0.05)
-        join()
-
-    thread = threading.Thread(target=later, daemon=True)
-    thread.start()
-    with open_cluster(address_of(file)) as (executor, workers):
-        run = search(family, tmp_path / "run", budget=24, executor=executor, workers=workers)
-        assert workers() == 2
-    tries = farm.tries_in(folder)
-    assert len(pids_of(tries)) == 2 and len(tries) == 24 == len(run.record.archs)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*has no workers yet")
-def test_a_scheduler_that_dies_ends_the_search_in_a_sentence(scheduler, folder, tmp_path):
-    file, join, process = scheduler
-    join()
-    family = farm.watched(folder, seconds=0.3)
-
-    def kill():
-        while len(farm.tries_in(folder)) < 4:
-            time.sleep(0.05)
-        process.kill()
-
-    threading.Thread(target=kill, daemon=True).start()
-    with (
-        open_cluster(address_of(file)) as (executor, workers),
-        pytest.raises(BQNESError, match=r"the workers are gone.*give the same command"),
-    ):
-        search(family, tmp_path / "run", executor=executor, workers=workers)
-    store = Store.open(tmp_path / "run" / "store")
-    assert not store.damaged() and 2 <= len(store.keys()) <= 4
-    before = len(store.keys())
-    run = search(family, tmp_path / "run")
-    assert len(run.record.archs) == 8
-    assert len(farm.tries_in(folder)) == 8 and before < 8
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ _SECONDS = 15  # that a scheduler may take to answer
 _CLOSING = 5  # seconds, after which processes are left to end with this one
 _LEAST_MEMORY = 1 << 28  # bytes; Python with JAX takes as much before it trains anything
 _FRESH = 0.2  # seconds that the number of workers is remembered
+_LOGGERS = ("distributed", "distributed.client")  # Dask gives the second a level of its own
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last: XLA
 
 
@@ -63,7 +64,8 @@ def open_cluster(where: str) -> Iterator[Cluster]:
         with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
             yield Cluster(OnDask(client), _Threads(client))
         return
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said in sentences
+    for name in _LOGGERS:  # what matters is said in sentences
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(where, timeout=_SECONDS)
     except Exception as error:  # each protocol has its own kinds

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bqnes_jax.elastic import wait_for_first
 from bqnes_jax.errors import BQNESError, check_whole
@@ -199,12 +199,18 @@ class OnDask(concurrent.futures.Executor):
 
 
 def _begin(name: str, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Call a function on a worker, after the scheduler has heard of it."""
+    """Call a function on a worker, after the scheduler has heard of it.
+
+    A scheduler of somebody else's may send it to more workers than it should be tried on.
+    """
     from distributed import Queue
 
     queue = Queue(name)
     queue.put(None)
+    begun = cast(int, queue.qsize())  # a coroutine only where its client is one
     queue.close()
+    if begun > TRIES:
+        raise ConnectionError(f"{begun - 1} workers that had begun it were lost")
     return function(*args, **kwargs)
 
 
