@@ -19,10 +19,11 @@ from bqnes_jax.kernels import (
     GeneralKernel,
     Kernel,
     Linear,
+    Words,
     vocabulary,
     wl_histograms,
 )
-from bqnes_jax.spaces import NATS, enumerate_space
+from bqnes_jax.spaces import DARTS, NATS, enumerate_space
 from tests.conftest import all_but_slow
 from tests.toy import GRID, Grid, Overlap, Polynomial
 
@@ -250,7 +251,12 @@ def test_feature_rbf_equals_sklearns(key, tolerance):
     ("kernel", "on_views"),
     [
         (WL(NATS), Linear),
+        (WL(NATS, buckets=256), Words),
+        (WL(NATS, buckets=8), Words),
+        (WL(NATS, buckets=256, layer_weights=(1.0, 2.0)), Linear),
+        (WL(DARTS, 2, buckets=4096), Words),
         (FeatureRBF(WL(NATS), 0.6), FeatureRBF),
+        (FeatureRBF(WL(DARTS, buckets=4096), 0.6), FeatureRBF),
         (WL(NATS, layer_weights=jnp.ones(2)), WL),
         (RBF(NATS, 0.7), RBF),
         (Polynomial(), Linear),
@@ -258,10 +264,19 @@ def test_feature_rbf_equals_sklearns(key, tolerance):
     ],
 )
 def test_a_split_kernel_is_the_same_kernel(kernel, on_views, key):
-    archs = kernel.space.sample(key, 10)
+    none = jnp.zeros_like(kernel.space.sample(key, 2))  # of NATS, the empty graph
+    archs = jnp.concatenate([kernel.space.sample(key, 10), none])
     view, inner = kernel.split()
     assert type(inner) is on_views
-    np.testing.assert_allclose(inner.gram(view(archs)), kernel.gram(archs), atol=1e-5)
+    rows, gram = view(archs), kernel.gram(archs)
+    np.testing.assert_allclose(inner.gram(rows), gram, atol=1e-5)
+    np.testing.assert_allclose(inner.cross(rows[:3], rows), gram[:3], atol=1e-5)
+    np.testing.assert_allclose(inner.diag(rows), jnp.diagonal(gram), rtol=1e-5)
+    np.testing.assert_allclose(inner.features(rows), kernel.features(archs), atol=1e-6)
+    if isinstance(inner, FiniteKernel):
+        weights = jnp.arange(12.0)
+        added = inner.add_features(rows, weights)
+        np.testing.assert_allclose(added, weights @ inner.features(rows), atol=1e-4)
 
 
 @pytest.mark.slow("float64")

@@ -11,7 +11,16 @@ import pytest
 from jax.tree_util import Partial
 
 from bqnes_jax import kernels, metrics, pooling, quadrature, selection
-from bqnes_jax.kernels import RBF, WL, FeatureRBF, Linear, prediction_gram, wl_histograms, wl_labels
+from bqnes_jax.kernels import (
+    RBF,
+    WL,
+    FeatureRBF,
+    Linear,
+    Words,
+    prediction_gram,
+    wl_histograms,
+    wl_labels,
+)
 from bqnes_jax.quadrature import (
     choose_landmarks,
     choose_temperature,
@@ -235,6 +244,7 @@ PUBLIC = {
         mixture,
     ),
     "linear_gram": (Linear().gram, lambda key: (POOL * numbers(key)[0],)),
+    "words_gram": (Words(9).gram, lambda key: (jax.random.randint(key, (4, 5), 0, 11),)),
     "gp_fit_weight_space": (
         lambda a, y: gp.fit(WL(NATS, iterations=0), a, y),
         lambda key: (nats(key), numbers(key)),

@@ -5,7 +5,7 @@ from bqnes_jax.kernels.choice import KernelConfig, make_kernel
 from bqnes_jax.kernels.linear import Affine, FiniteKernel, Linear, WithCoordinates
 from bqnes_jax.kernels.predictions import prediction_gram
 from bqnes_jax.kernels.rbf import RBF, FeatureRBF
-from bqnes_jax.kernels.wl import WL, vocabulary, wl_histograms, wl_labels
+from bqnes_jax.kernels.wl import WL, Words, vocabulary, wl_histograms, wl_labels
 
 __all__ = [
     "RBF",
@@ -18,6 +18,7 @@ __all__ = [
     "KernelConfig",
     "Linear",
     "WithCoordinates",
+    "Words",
     "make_kernel",
     "prediction_gram",
     "vocabulary",

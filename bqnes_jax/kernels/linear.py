@@ -50,6 +50,10 @@ class FiniteKernel(abc.ABC):
         """Return the squared lengths of the features."""
         return jnp.sum(self.features(archs) ** 2, axis=1)
 
+    def add_features(self, archs: ArrayLike, weights: ArrayLike) -> Float[Array, " d"]:
+        """Return Σ w_n ψ_n."""
+        return matmul(jnp.asarray(weights), self.features(archs))
+
     def split(self: Kernel) -> tuple[View, Kernel]:
         """Take the features out; with hyper-parameters in them, leave architectures as they are.
 

@@ -105,9 +105,9 @@ class FeatureRBF(GeneralKernel):
 
     def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
         """Evaluate the kernel between each of one set and each of another."""
-        a, b = self.features(archs), self.features(others)
         # ‖a‖² + ‖b‖² − 2⟨a, b⟩: features are wide, of length about 1, and seldom close.
-        squares = jnp.sum(a**2, 1)[:, None] + jnp.sum(b**2, 1) - 2 * matmul(a, b.T)
+        squares = self.inner.diag(archs)[:, None] + self.inner.diag(others)
+        squares -= 2 * self.inner.cross(archs, others)
         scale = self.length_scale  # whose square may be 0 to the arithmetic
         return jnp.exp(-0.5 * jnp.maximum(squares, 0) / scale / scale)
 

@@ -18,11 +18,11 @@ import jraph
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from bqnes_jax.compiling import call_apart
 from bqnes_jax.errors import BQNESError, as_float, check_positive, check_shape, check_whole
-from bqnes_jax.kernels.base import matmul
+from bqnes_jax.kernels.base import Kernel, View, matmul
 from bqnes_jax.kernels.linear import FiniteKernel
 from bqnes_jax.spaces.base import GraphSpace, as_architectures, as_listed, enumerate_space
 
@@ -104,6 +104,56 @@ class WL(FiniteKernel):
     def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
         """Return ones: the kernel is normalised."""
         return jnp.ones(as_architectures(self.space, archs).shape[0])
+
+    def split(self) -> tuple[View, Kernel]:
+        """Take the words out where labels are hashed, which are fewer than features; or these."""
+        if self.buckets is None or self.layer_weights is not None:
+            return super().split()
+        spell = functools.partial(_spell, self)
+        return spell, Words((self.iterations + 1) * self.buckets)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["columns"])
+@dataclasses.dataclass(frozen=True)
+class Words(FiniteKernel):
+    """The WL kernel by hashing, where an "architecture" is its words: the columns of its labels.
+
+    Attributes:
+        columns: how many there are; a word of that number marks the empty graph, one more fills up.
+
+    Example:
+        >>> Words(3).gram(jnp.array([[0, 1], [0, 0], [2, 4]])).round(3).tolist()
+        [[1.0, 0.707, 0.0], [0.707, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+
+    columns: int
+
+    space = None
+
+    def features(self, archs: ArrayLike) -> Float[Array, "n d"]:
+        """Return ψ = φ / ‖φ‖ and the mark of the empty graph; n×(columns + 1)."""
+        words = jnp.asarray(archs)
+        encoding = _of_words(self.columns)
+        return _histograms(encoding, words) * _scales_of_words(self.columns, words)[:, None]
+
+    def cross(self, archs: ArrayLike, others: ArrayLike) -> Float[Array, "n m"]:
+        """Evaluate the kernel between each of one set and each of another."""
+        return _cross_words(_of_words(self.columns), jnp.asarray(archs), jnp.asarray(others))
+
+    def gram(self, archs: ArrayLike) -> Float[Array, "n n"]:
+        """Evaluate the kernel between all pairs."""
+        return self.cross(archs, archs)
+
+    def diag(self, archs: ArrayLike) -> Float[Array, " n"]:
+        """Return ones: the kernel is normalised."""
+        return jnp.ones(jnp.shape(archs)[0])
+
+    def add_features(self, archs: ArrayLike, weights: ArrayLike) -> Float[Array, " d"]:
+        """Return Σ w_n ψ_n, without a vector of features for each."""
+        words = jnp.asarray(archs)
+        scaled = jnp.asarray(weights) * _scales_of_words(self.columns, words)
+        nothing = jnp.zeros(self.columns + 1, scaled.dtype)
+        return nothing.at[words].add(scaled[:, None], mode="drop")
 
 
 class Encoding(NamedTuple):
@@ -254,10 +304,24 @@ def _cross(
     # A matrix product is the faster one for few columns, and the one to differentiate.
     if kernel.layer_weights is not None or 2 * words.shape[1] > len(encoding.layer_of_column):
         return matmul(_features(kernel, archs), _features(kernel, others).T)
-    (_, own_scales), (theirs, scales) = (
-        _overlaps(encoding, some) for some in (words, encoding.spell(others))
-    )
-    return _add_rows(theirs.T, words, own_scales, scales)
+    return _cross_words(encoding, words, encoding.spell(others))
+
+
+def _spell(kernel: WL, archs: ArrayLike) -> Int32[Array, "n k"]:
+    encoding = _encoding(kernel.space, kernel.iterations, kernel.buckets)
+    return jax.jit(encoding.spell)(as_architectures(kernel.space, archs)).astype(jnp.int32)
+
+
+def _of_words(columns: int) -> Encoding:
+    """Return the encoding of what is spelled already."""
+    return Encoding(lambda words: words, None, np.zeros(columns, np.int32))
+
+
+def _cross_words(
+    encoding: Encoding, words: Int[Array, "n k"], others: Int[Array, "m k"]
+) -> Float[Array, "n m"]:
+    theirs = _overlaps(encoding, others)
+    return _add_rows(theirs.T, words, *(_scales(encoding, some) for some in (words, others)))
 
 
 @jax.jit
@@ -265,17 +329,26 @@ def _gram(kernel: WL, archs: Int[Array, "n length"]) -> Float[Array, "n n"]:
     return _cross(kernel, archs, archs)
 
 
-def _overlaps(
-    encoding: Encoding, words: Int[Array, "n k"]
-) -> tuple[Float[Array, "n w"], Float[Array, " n"]]:
-    """Return ⟨φ, φ of a word⟩ for every graph and every word there is, and 1/‖φ‖."""
+def _overlaps(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, "n w"]:
+    """Return ⟨φ, φ of a word⟩ for every graph and every word there is."""
     if encoding.meanings is None:
-        overlaps = jnp.pad(_histograms(encoding, words), ((0, 0), (0, 1)))
-    else:
-        table = jnp.asarray(_shared_columns(encoding.meanings), float)
-        overlaps = _add_rows(table, words, jnp.ones(len(words)), jnp.ones(len(table)))
-    squares = jnp.sum(jnp.take_along_axis(overlaps, words, axis=1), axis=1)
-    return overlaps, 1 / jnp.sqrt(squares)
+        return jnp.pad(_histograms(encoding, words), ((0, 0), (0, 1)))
+    table = jnp.asarray(_shared_columns(encoding.meanings), float)
+    return _add_rows(table, words, jnp.ones(len(words)), jnp.ones(len(table)))
+
+
+def _scales(encoding: Encoding, words: Int[Array, "n k"]) -> Float[Array, " n"]:
+    """Return 1/‖φ‖ of every graph."""
+    if encoding.meanings is None:
+        return _scales_of_words(len(encoding.layer_of_column), words)
+    overlaps = _overlaps(encoding, words)
+    return 1 / jnp.sqrt(jnp.sum(jnp.take_along_axis(overlaps, words, axis=1), axis=1))
+
+
+def _scales_of_words(columns: int, words: Int[Array, "n k"]) -> Float[Array, " n"]:
+    """Return 1/‖φ‖, ‖φ‖² being how often a word and itself meet, whichever pair that is."""
+    same = (words[:, :, None] == words[:, None, :]) & (words <= columns)[:, None, :]
+    return 1 / jnp.sqrt(jnp.sum(same, axis=(1, 2), dtype=float))
 
 
 def _shared_columns(meanings: np.ndarray) -> np.ndarray:

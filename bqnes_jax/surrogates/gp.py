@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int32, Num
 
 from bqnes_jax.errors import check_mask, check_positive
 from bqnes_jax.kernels.base import Kernel, matmul
+from bqnes_jax.kernels.linear import FiniteKernel
 from bqnes_jax.surrogates.axes import Axes
 from bqnes_jax.surrogates.base import (
     Design,
@@ -388,6 +389,8 @@ def _prior_sum(
     kernel: Kernel, archs: Num[Array, "m length"], weights: Float[Array, " m"]
 ) -> Float[Array, ""]:
     """Return Σ_i Σ_j w_i w_j k_ij."""
+    if isinstance(kernel, FiniteKernel):
+        return jnp.sum(kernel.add_features(archs, weights) ** 2)
     if kernel.finite:
         return jnp.sum(matmul(weights, kernel.features(archs)) ** 2)
 
