@@ -141,21 +141,25 @@ def compilations():
 
     Those that were compiled before and are loaded from the folder of programs count as well.
     """
-    seen = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    _COMPILED.clear()
 
     def since_last():
-        count = len(seen)
-        seen.clear()
+        count = len(_COMPILED)
+        _COMPILED.clear()
         return count
 
-    yield since_last
-    jax.monitoring.unregister_event_duration_listener(listen)
+    return since_last
+
+
+_COMPILED = []  # of this process; JAX 0.7 has no way to stop listening
+
+
+def _note_compilation(event, duration, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        _COMPILED.append(duration)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compilation)
 
 
 @pytest.fixture
