@@ -35,7 +35,9 @@ def test_exports_exist(name):
         assert hasattr(module, export)
 
 
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+CONTRIBUTING = README.with_name("CONTRIBUTING.md")
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+SNIPPETS = PYTHON.findall(README.read_text())
 
 
 @pytest.mark.slow
@@ -49,6 +51,22 @@ def test_snippets_of_the_readme(snippet, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pictures_and_pages_that_the_readme_links_to_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
-        assert (README.parent / target).is_file(), target
+@pytest.mark.usefixtures("own_names")
+def test_a_strategy_and_a_method_of_ones_own(capsys):
+    (snippet,) = PYTHON.findall(CONTRIBUTING.read_text())
+    exec(compile(snippet, str(CONTRIBUTING), "exec"), {})
+    assert capsys.readouterr().out.count("0.333") == 3
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_pictures_and_pages_that_are_linked_to_exist(name):
+    page = README.with_name(name)
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).is_file(), target
+
+
+def test_files_that_people_are_sent_to_exist():
+    named = re.compile(r"`((?:bqnes_jax|tests|benchmarks|\.ci)/[\w./-]*|test_\w+\.py)`")
+    for target in named.findall(CONTRIBUTING.read_text()):
+        place = README.parent / ("tests/" * target.startswith("test_") + target)
+        assert place.exists(), target
