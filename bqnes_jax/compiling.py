@@ -14,7 +14,7 @@ from jax.core import Tracer
 _LITTLE = {
     "xla_backend_optimization_level": 1,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_use_fusion_emitters": False,  # which JAX 0.12 has no longer
 }
 
 P = ParamSpec("P")
@@ -75,8 +75,13 @@ def little_optimisation() -> dict[str, bool | int] | None:
     told = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
     if told or jax.default_backend() != "cpu":
         return None
+    return {name: value for name, value in _LITTLE.items() if _is_known(name, value)} or None
+
+
+def _is_known(name: str, value: bool | int) -> bool:
+    """Tell whether XLA knows an option of that name; it refuses others."""
     try:
-        jax.jit(lambda: 0, compiler_options=_LITTLE)()
-    except jax.errors.JaxRuntimeError:  # XLA refuses options that it does not know
-        return None
-    return dict(_LITTLE)
+        jax.jit(lambda: 0, compiler_options={name: value})()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

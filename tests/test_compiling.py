@@ -32,11 +32,13 @@ def test_alone_and_as_a_part(compilations):
 
 
 def test_options_of_another_compiler_are_left_out(monkeypatch):
-    assert little_optimisation()
-    monkeypatch.setattr(compiling, "_LITTLE", {"xla_of_another_year": True})
-    little_optimisation.cache_clear()
-    assert little_optimisation() is None
-    assert jit_quickly()(jnp.negative)(1.0) == -1
+    known = {"xla_backend_optimization_level": 1}
+    assert known.items() <= little_optimisation().items()
+    for options, left in (({"xla_of_another_year": True}, None), ({"xla_of": 1, **known}, known)):
+        monkeypatch.setattr(compiling, "_LITTLE", options)
+        little_optimisation.cache_clear()
+        assert little_optimisation() == left
+        assert jit_quickly()(jnp.negative)(1.0) == -1
 
 
 def test_who_says_how_to_compile_is_heard(monkeypatch):

@@ -36,11 +36,9 @@ def test_exports_exist(name):
         assert hasattr(module, export)
 
 
-SNIPPETS = [
-    (page, snippet)
-    for page in PAGES
-    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+SNIPPETS = [(page, snippet) for page in PAGES for snippet in PYTHON.findall(page.read_text())]
 
 
 @pytest.mark.slow
@@ -53,7 +51,7 @@ def test_snippets(page, snippet, tmp_path, monkeypatch):
     exec(compile(snippet, str(page), "exec"), {})
 
 
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+LINKED = [*PAGES, CONTRIBUTING, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
@@ -65,3 +63,17 @@ def test_pictures_pages_and_headings_that_are_linked_to_exist(page):
         headings = re.findall(r"^#+ (.*)", found.read_text(), re.M) if anchor else []
         slugs = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
         assert not anchor or anchor in slugs, target
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_names")
+def test_a_strategy_and_a_method_of_ones_own(capsys):
+    (snippet,) = PYTHON.findall(CONTRIBUTING.read_text())
+    exec(compile(snippet, str(CONTRIBUTING), "exec"), {})
+    assert capsys.readouterr().out.count("0.333") == 3
+
+
+def test_files_that_people_are_sent_to_exist():
+    named = re.compile(r"`((?:bqnes_jax|tests|benchmarks|\.ci)/[\w./-]*|test_\w+\.py)`")
+    for target in named.findall(CONTRIBUTING.read_text()):
+        assert [*ROOT.glob(target), *(ROOT / "tests").rglob(target)], target

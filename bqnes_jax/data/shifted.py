@@ -35,7 +35,7 @@ def corrupt_test(key: PRNGKey, test: Examples) -> Shifted:
     Example:
         >>> from bqnes_jax.data import load
         >>> images, labels = load("digits").train
-        >>> shifted = corrupted(jax.random.key(0), Examples(images[:5], labels[:5]))
+        >>> shifted = corrupt_test(jax.random.key(0), Examples(images[:5], labels[:5]))
         >>> shifted("fog", 3).inputs.shape
         (5, 8, 8, 1)
     """

@@ -14,10 +14,31 @@ _AXES = 8  # convolutions have four
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of PyTorch's format before 1.6
 
 
+class _Bytes(NamedTuple):
+    """The numbers of a tensor, in PyTorch's old format: a file within the file."""
+
+    content: bytes
+
+    def numbers(self) -> np.ndarray:
+        file = io.BytesIO(self.content)  # shares them, as the array does: copies could be many
+        magic, version = (_StorageUnpickler(file).load() for _ in range(2))
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise pickle.UnpicklingError("it holds a tensor in another format than PyTorch's old")
+        _StorageUnpickler(file).load()  # of the machine that wrote it
+        dtype = _StorageUnpickler(file).load()
+        _StorageUnpickler(file).load()  # the key of the storage
+        if not isinstance(dtype, np.dtype):
+            raise pickle.UnpicklingError("it holds a tensor of an unknown type")
+        (size,) = struct.unpack("<q", file.read(8))
+        if size < 0:  # to NumPy: as many as there are
+            raise pickle.UnpicklingError("it holds a tensor of fewer numbers than none")
+        return np.frombuffer(self.content, dtype, size, file.tell())
+
+
 class Tensor(NamedTuple):
     """A tensor as PyTorch pickles it; `array` reads its numbers."""
 
-    storage: "_Bytes"
+    storage: _Bytes
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,27 +62,6 @@ class Tensor(NamedTuple):
 def unpickle(file: io.BufferedIOBase) -> Any:
     """Read the one object of a file."""
     return _Unpickler.read(file)
-
-
-class _Bytes(NamedTuple):
-    """The numbers of a tensor, in PyTorch's old format: a file within the file."""
-
-    content: bytes
-
-    def numbers(self) -> np.ndarray:
-        file = io.BytesIO(self.content)  # shares them, as the array does: copies could be many
-        magic, version = (_StorageUnpickler(file).load() for _ in range(2))
-        if (magic, version) != (_MAGIC, _VERSION):
-            raise pickle.UnpicklingError("it holds a tensor in another format than PyTorch's old")
-        _StorageUnpickler(file).load()  # of the machine that wrote it
-        dtype = _StorageUnpickler(file).load()
-        _StorageUnpickler(file).load()  # the key of the storage
-        if not isinstance(dtype, np.dtype):
-            raise pickle.UnpicklingError("it holds a tensor of an unknown type")
-        (size,) = struct.unpack("<q", file.read(8))
-        if size < 0:  # to NumPy: as many as there are
-            raise pickle.UnpicklingError("it holds a tensor of fewer numbers than none")
-        return np.frombuffer(self.content, dtype, size, file.tell())
 
 
 def _number(kind: object, content: Any) -> float | int:
