@@ -118,8 +118,8 @@ class SliceFamily:
         self, archs: Int32[np.ndarray, "M length"], classes: int, input_shape: tuple[int, ...]
     ) -> Int[np.ndarray, " M"]:
         """Count the parameters of the supernet that each slice uses."""
-        archs, network = jnp.asarray(archs), self._config(classes).network
-        return np.asarray(network.count_parameters(archs, input_shape[-1]))
+        network = self._config(classes).network
+        return np.asarray(network.count_parameters(jnp.asarray(archs), input_shape[-1]))
 
     def _config(self, classes: int) -> SupernetConfig:
         network = dataclasses.replace(self.config.network, classes=classes)

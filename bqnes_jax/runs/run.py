@@ -352,6 +352,12 @@ class Ensemble:
         return self._pooled(self.run.test_log_probs(self.members))
 
     @functools.cached_property
+    def valid_log_probs(self) -> Float[Array, "n classes"]:
+        """What the ensemble says about the validation points, which selected it."""
+        members = jnp.asarray(self.run.valid_log_probs)[self.members]
+        return self._pooled(jax.nn.log_softmax(members.astype(float)))  # were rounded
+
+    @functools.cached_property
     def metrics(self) -> Metrics:
         """How good it is on the test data."""
         return measure(self.test_log_probs, self.run.record.test_labels)
