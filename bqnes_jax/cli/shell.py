@@ -160,7 +160,8 @@ def estimate_left(
 ) -> float | None:
     """Return in how many seconds all will be done; None where nothing tells.
 
-    It counts down between two marks, and not below 0. What came before the first mark was compiling
+    It counts down between two marks; what is overdue takes nobody knows how long, such as another
+    program to compile. What came before the first mark was compiling
     for the most part, and is no measure of what follows.
 
     Example:
@@ -170,7 +171,8 @@ def estimate_left(
     if begun is None or seen is None or total is None or seen[0] <= begun[0]:
         return None
     each = (seen[1] - begun[1]) / (seen[0] - begun[0])
-    return max(each * (total - seen[0]) - (now - seen[1]), 0.0)
+    left = each * (total - seen[0]) - (now - seen[1])
+    return 0.0 if seen[0] >= total else left if left > 0 else None
 
 
 @contextlib.contextmanager
