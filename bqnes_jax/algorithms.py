@@ -2,8 +2,7 @@
 
 `make(name, space, size)` returns `run(key, evaluate)`, a pure function: compile it with `jax.jit`,
 map it over keys for repeats. `evaluate` tells what evaluating architectures gives; one that looks
-results up is `tables.evaluator(table, space)`. With `driver=drivers.loop` the search is a loop on
-the host, whose `evaluate` may train.
+results up is `tables.evaluator(table, space)`; with `driver=drivers.loop` it may train on the host.
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ from bqnes_jax.types import PRNGKey
 
 __all__ = [  # and nothing that is imported
     *("Algorithm", "Given", "Maker", "Pair", "Result", "algorithms", "best_single", "check_seeds"),
-    *("classes_for", "find", "find_trainable", "make", "register"),
-    *("select_ensemble", "select_members", "variational_ensemble"),
+    *("classes_for", "find", "find_trainable", "make", "register", "select_ensemble"),
+    *("select_members", "variational_ensemble"),
 ]
 
 
