@@ -2,8 +2,7 @@
 
 `make(name, space, size)` returns `run(key, evaluate)`, a pure function: compile it with `jax.jit`,
 map it over keys for repeats. `evaluate` tells what evaluating architectures gives; one that looks
-results up is `tables.evaluator(table, space)`. With `driver=drivers.loop` the search is a loop on
-the host, whose `evaluate` may train.
+results up is `tables.evaluator(table, space)`; with `driver=drivers.loop` it may train on the host.
 """
 
 import dataclasses
@@ -39,6 +38,17 @@ from bqnes_jax.selection import (
 from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
 from bqnes_jax.spaces.seeded import count_seeds
 from bqnes_jax.types import PRNGKey
+
+__all__ = [  # and nothing that is imported
+    *("Algorithm", "Given", "Maker", "Pair", "Result", "algorithms", "best_single", "check_seeds"),
+    *("classes_for", "find", "find_trainable", "make", "register", "select_ensemble"),
+    *("select_members", "variational_ensemble"),
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _DRAWS = 10  # sets drawn by NES-BS, of which the best is kept
 
@@ -298,8 +308,6 @@ def register(name: str, maker: Maker) -> None:
 
     Example:
         >>> register("EI + beam", Pair("ei", "beam"))
-        >>> "EI + beam" in algorithms()
-        True
     """
     _ALGORITHMS.register(name, maker)
 
@@ -314,7 +322,7 @@ def make(
     driver: Driver = scan,
     prior: Prior | None = None,
 ) -> Algorithm:
-    """Make the algorithm of that name.
+    """Make the algorithm of that name: a function `run(key, evaluate) -> Result`.
 
     Args:
         name: `"BQ-S"`, `"BQ-R"`, `"BQ-L"`, `"NES-RE"`, `"NES-BS"`, `"Random"`, `"Best single"`, one
@@ -324,12 +332,9 @@ def make(
         size: M, the number of members; at most the budget.
         kernel: between architectures; by default the one that `config.kernel` chooses.
         config: budget, batch, surrogate and the rest.
-        driver: the loop of the search: `drivers.scan`, or `drivers.loop` for an `evaluate` that
-            trains on the host.
+        driver: the loop of the search: `drivers.scan`, with which the function is pure, or
+            `drivers.loop` for an `evaluate` that trains on the host.
         prior: over the space, as in `candidates.make`; by default uniform.
-
-    Returns:
-        A function `run(key, evaluate) -> Result`, pure if the driver is `drivers.scan`.
 
     Example:
         >>> from bqnes_jax.spaces import NATS
@@ -358,11 +363,8 @@ def find(name: str) -> Maker:
     """Return what makes the algorithm of that name; a `Pair` where it is one.
 
     Example:
-        >>> find("BQ-S")
-        Pair(strategy='us', method='restack', only_members=False, needs_seeds=False, \
-one_architecture=False)
-        >>> find("ei+beam").method
-        'beam'
+        >>> find("BQ-S")[:2], find("ei+beam").method
+        (('us', 'restack'), 'beam')
     """
     strategy, plus, method = name.partition("+")
     if name not in _ALGORITHMS and not plus:

@@ -33,6 +33,22 @@ from bqnes_jax.pooling import LOG_FLOOR, Pool, apply_temperature, ensemble_log_p
 from bqnes_jax.selection import Selection, needs_classes, select
 from bqnes_jax.selection.loglinear import Problem, best_pool
 
+__all__ = [
+    "WHEN",
+    "Calibration",
+    "calibrate",
+    "calibrate_ensemble",
+    "calibrated_log_likelihood",
+    "fit_temperature",
+    "left_out_predictions",
+    "select_calibrated",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
+
 _FOLDS = 5
 WHEN = ("auto", "on", "off")  # on: always; auto: where it lowers the loss of left-out points
 

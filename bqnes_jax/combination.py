@@ -26,6 +26,15 @@ from bqnes_jax.studies.combine import (
 from bqnes_jax.studies.models import check_costs, check_models, log_probabilities
 from bqnes_jax.types import explain_each
 
+__all__ = [
+    "Combination",
+    "combine",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Combination:

@@ -19,6 +19,25 @@ from bqnes_jax.candidates import History, Info, Outcome, SearchConfig, State, St
 from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.types import PRNGKey
 
+__all__ = [
+    "Conversation",
+    "Driver",
+    "Evaluate",
+    "Recorded",
+    "Report",
+    "Searched",
+    "conversation",
+    "loop",
+    "loop_all",
+    "scan",
+    "step_keys",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
+
 Evaluate = Callable[[Architectures], Outcome]
 Report = Callable[[Info, History], None]
 

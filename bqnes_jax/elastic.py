@@ -23,6 +23,24 @@ from bqnes_jax.errors import check_whole
 from bqnes_jax.spaces import Architectures
 from bqnes_jax.types import PRNGKey
 
+__all__ = [
+    "Arrived",
+    "Asked",
+    "Crew",
+    "EvaluateOne",
+    "Event",
+    "Found",
+    "Future",
+    "OnExecutor",
+    "drive",
+    "drive_all",
+    "wait_for_first",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
 
 class Asked(NamedTuple):
     """Candidates were asked for.

@@ -12,12 +12,21 @@ import sys
 def main() -> int:
     """Run the command; returns its code, 130 after Ctrl-C and 143 after SIGTERM."""
     _end_at_once_on_signals()
+    _silence_xla()
     from bqnes_jax.cli import main as run
 
     try:
         return run(ready=_raise_on_signals)
     finally:
         _end_at_once_on_signals()  # while the interpreter tidies up
+
+
+def _silence_xla() -> None:
+    """Keep XLA from printing that it compiles slowly, which tells nobody what to do.
+
+    Its errors are exceptions besides. $TF_CPP_MIN_LOG_LEVEL=0 shows everything.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _end_at_once_on_signals() -> None:

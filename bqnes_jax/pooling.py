@@ -34,6 +34,20 @@ from bqnes_jax.errors import (
     is_distribution,
 )
 
+__all__ = [
+    "LOG_FLOOR",
+    "POOLS",
+    "Pool",
+    "apply_temperature",
+    "ensemble_log_probabilities",
+    "ensemble_probabilities",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
+
 LOG_FLOOR = -12.0
 
 

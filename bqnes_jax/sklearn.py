@@ -17,6 +17,14 @@ from bqnes_jax.combination import combine
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.studies.combine import resolve_size
 
+__all__ = [
+    "EnsembleClassifier",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__  # and nothing that is imported
+
 
 class EnsembleClassifier(ClassifierMixin, BaseEstimator):
     """A small calibrated ensemble of classifiers that are fitted already.

@@ -4,7 +4,7 @@ import html.parser
 
 import numpy as np
 
-from bqnes_jax.families import CellFamily
+from bqnes_jax.families import CellFamily, with_seeds
 from bqnes_jax.files import write_json
 from bqnes_jax.kernels import WL
 from bqnes_jax.runs import Record, Run, configure
@@ -19,10 +19,23 @@ HOPELESS = np.array([-70, -72, -75, -80, -90, -1e5, -np.inf, -74, -73], np.float
 MANIFEST = Manifest("nats", "toy", {"steps": 3}, VALID, TEST, CLASSES)
 
 
-def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, status=0, **changed):
-    """Make a run as if its networks had been trained, and save its ensemble."""
+def make_run(
+    directory,
+    counts=(5, 7, 9),
+    failed=(),
+    algorithm="BQ-S",
+    size=3,
+    status=0,
+    seeds=1,
+    **changed,
+):
+    """Make a run as if its networks had been trained, and save its ensemble.
+
+    With several weight seeds, each architecture has all of them.
+    """
     random = np.random.default_rng(0)
-    archs = np.asarray(NATS.from_index(random.choice(NATS.size, COUNT, replace=False)))
+    archs = np.asarray(NATS.from_index(random.choice(NATS.size, COUNT // seeds, replace=False)))
+    archs, own = np.repeat(archs, seeds, axis=0), np.tile(np.arange(seeds), COUNT // seeds)
     labels = {"valid": np.arange(VALID) % CLASSES, "test": np.arange(TEST) % CLASSES}
 
     def predictions(truth, skill):
@@ -35,12 +48,14 @@ def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, s
     for i, arch in enumerate(archs):
         valid, test = (predictions(truth, 1.5) for truth in labels.values())
         if i in failed:
-            store.put(Entry(NATS.to_string(arch), 0, "failed"))
+            store.put(Entry(NATS.to_string(arch), int(own[i]), "failed"))
             continue
-        store.put(Entry(NATS.to_string(arch), 0, "ok", valid, test, variables=np.ones(2)))
+        entry = Entry(NATS.to_string(arch), int(own[i]), "ok", valid, test, variables=np.ones(2))
+        store.put(entry)
         log_probs[i] = valid[np.arange(VALID), labels["valid"]]
+    placed = archs if seeds == 1 else np.concatenate([archs, own[:, None]], axis=1)
     record = Record(
-        archs.astype(np.int32),
+        placed.astype(np.int32),
         log_probs.sum(axis=1),
         log_probs,
         np.zeros(COUNT, np.float32),
@@ -58,31 +73,51 @@ def make_run(directory, counts=(5, 7, 9), failed=(), algorithm="BQ-S", size=3, s
         np.array(CLASSES),
     )
     config = configure(
-        data="toy", algorithm=algorithm, ensemble_size=size, initial=counts[0], budget=COUNT
+        data="toy",
+        algorithm=algorithm,
+        ensemble_size=size,
+        initial=counts[0],
+        budget=COUNT,
+        seeds=seeds,
     )
     write_json(directory / "config.json", {"versions": {"bqnes-jax": "0", "jax": "1"}})
-    run = Run(directory, config, CellFamily(config.train), record._replace(**changed))
+    family = with_seeds(CellFamily(config.train), seeds)
+    run = Run(directory, config, family, record._replace(**changed))
     if len(failed) < COUNT:
         run.ensemble().save()
     return run
 
 
 class Page(html.parser.HTMLParser):
-    """What a page is made of; refuses tags that do not match."""
+    """What a page is made of; refuses tags that do not match.
+
+    Attributes:
+        text: the file.
+        said: what is read, without figures, spaces in place of line ends.
+        titles: of the sections.
+        tags: each with its attributes.
+        attributes: each with its tag.
+    """
 
     def __init__(self, path):
         super().__init__()
         self.open, self.attributes, self.text, self.titles = [], [], path.read_text(), []
+        self.tags, self._words = [], []
         self.feed(self.text)
         assert not self.open
+        self.said = " ".join(" ".join(self._words).split())
 
     def handle_starttag(self, tag, attrs):
-        self.attributes += [(tag, *attr) for attr in attrs]
+        self._note(tag, attrs)
         if tag not in ("meta", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
+        self._note(tag, attrs)
+
+    def _note(self, tag, attrs):
         self.attributes += [(tag, *attr) for attr in attrs]
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -90,6 +125,14 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] == "h2":
             self.titles.append(data)
+        if not {"svg", "style", "nav"} & set(self.open):
+            self._words.append(data)
 
     def values(self, name, tag=None):
         return [value for of, attr, value in self.attributes if attr == name and tag in (None, of)]
+
+    def section(self, title):
+        """Return what a section says."""
+        _, _, rest = self.said.partition(f" {title} ")
+        after = self.titles[self.titles.index(title) + 1 :][:1]
+        return rest.partition(f" {after[0]} ")[0] if after else rest

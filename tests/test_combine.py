@@ -1,5 +1,7 @@
 """Ensembles of models that exist already: what is read, what comes out, what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from bqnes_jax.calibration import fit_temperature
 from bqnes_jax.cli import main
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import apply_temperature
-from bqnes_jax.report.plots import pareto_front
+from bqnes_jax.report.figures import pareto_front
 from bqnes_jax.studies.models import check_models
 from bqnes_jax.studies.predictions import read_predictions
 
@@ -267,8 +269,8 @@ def test_the_command_prints_a_table_and_writes_a_report(files, tmp_path, capsys)
     assert "caruana with 2 of 4" in printed and "all equal" in printed
     assert "report: " in printed and (out / "ensemble.json").exists()
     page = (out / "report.html").read_text()
-    for title in ("Results", "Members", "Calibration", "Diversity", "Why this many", "Cost"):
-        assert f"<h2>{title}</h2>" in page
+    titles = ["How good is it?", "Against what?", "At which cost?", "Why these members?"]
+    assert re.findall("<h2>(.*?)</h2>", page) == [*titles, "Can it be trusted?"]
     assert main(["combine", str(tmp_path / "none.npz")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and "does not exist" in error

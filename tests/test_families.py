@@ -28,7 +28,7 @@ from bqnes_jax.families import (
     from_flax,
     from_functions,
 )
-from bqnes_jax.models import DARTSNetworkConfig, MobileNetConfig, NATSNetworkConfig
+from bqnes_jax.models import DARTSNetworkConfig, MobileNet, MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.spaces import ChoiceSpace, Product, SlimmableSpace
 from bqnes_jax.storage.entries import manifest_of
 from bqnes_jax.training import (
@@ -174,6 +174,41 @@ def test_every_family_keeps_the_protocol(name, tmp_path):
     if name not in ("host", "slices", "shared"):  # whose training is not random, or not of its own
         _, (other,) = evaluate(family, data, archs[2:], seed=2, directory=tmp_path)
         assert np.abs(other.test_log_probs - said[2]).max() > 1e-6
+
+
+def test_parameters_are_those_that_a_slice_uses():
+    """The largest slice uses all of the supernet; a narrower layer, or none, uses less."""
+    family, _ = FAMILIES["slices"]
+    network, space = family.config.network, family.space
+    images = jnp.zeros((1, 8, 8, 1))
+    shapes = jax.eval_shape(MobileNet(network).init, jax.random.key(0), space.largest, images)
+    whole = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+    archs = np.array([space.largest, [1, 2], [2, 0]], np.int32)
+    counted = family.count_parameters(archs, network.classes, (8, 8, 1))
+    # Half of 6 channels inside the first layer; the second has 6 inside, and 3 around it.
+    narrower, absent = 3 * (3 + 2 + 9 + 2 + 3), 6 * (3 + 2 + 9 + 2 + 3) + 2 * 3
+    assert counted.tolist() == [whole, whole - narrower, whole - absent]
+
+
+def test_parameters_of_other_families_are_counted():
+    def count(family, data, archs, variables):
+        shape = data.train.inputs.shape[1:]
+        return families.count_parameters(
+            family, archs, variables, classes=data.classes, input_shape=shape
+        ).tolist()
+
+    functions, _ = FAMILIES["functions"]
+    kept = [{"w": np.ones((4, 3)), "b": None}, {"w": np.ones((4, 3)), "b": np.ones(3)}]
+    assert count(functions, POINTS, np.array([[0, 0], [0, 1]], np.int32), kept) == [12, 15]
+    for name in ("cells", "shared", "darts"):
+        family, _ = FAMILIES[name]
+        archs = np.asarray(family.space.sample(jax.random.key(1), 3))
+        network = dataclasses.replace(family.config.network, classes=IMAGES.classes)
+        expected = np.asarray(network.count_parameters(jnp.asarray(archs), 1)).tolist()
+        assert count(family, IMAGES, archs, [None] * 3) == expected
+        seeded = families.with_seeds(family, 2)
+        both = np.concatenate([archs, [[0], [1], [1]]], axis=1, dtype=np.int32)
+        assert count(seeded, IMAGES, both, [None] * 3) == expected
 
 
 def test_an_estimator_that_cannot_be_kept_predicts_once():

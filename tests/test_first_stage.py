@@ -110,7 +110,7 @@ def test_a_report_says_what_was_trained(finished):
     page = write_report(Run.load(finished.directory)).read_text()
     assert "of 8 searched with shared weights" in page
     plots = {path.stem for path in finished.directory.glob("plots/*.png")}
-    assert "likelihoods" in plots and "evidence" not in plots
+    assert "candidates" in plots and "evidence" not in plots
 
 
 @pytest.mark.slow

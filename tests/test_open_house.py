@@ -181,7 +181,7 @@ def test_warnings_reach_people(house, finished):
     assert Status.AT_BOUND in run.status, "otherwise this test shows nothing"
     assert len(warnings) == 1 and run.status.explain() in warnings[0]
     page = (house.folder / "whole" / "report.html").read_text()
-    assert "Warnings" in page and run.status.explain().split(";")[0] in page
+    assert "Can it be trusted?" in page and run.status.explain().split(";")[0] in page
 
 
 @pytest.mark.slow

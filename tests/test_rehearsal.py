@@ -4,7 +4,7 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax.report import rehearse
-from bqnes_jax.report.selections import list_selections
+from bqnes_jax.report.selections import RIVALS, list_selections
 from bqnes_jax.runs import RunConfig
 from tests import farm
 
@@ -21,7 +21,7 @@ def test_what_was_rehearsed_is_not_compiled_again(tmp_path, compilations):
     run = bqnes_jax.search(**given, started=benches.append)
     assert len(benches) == 1
     run.valid_log_probs, run.record.history  # noqa: B018  (that is not selection)
-    for method, size in list_selections(run.config, 8):
+    for method, size in [*list_selections(run.config, 8), *((one, 2) for one in RIVALS)]:
         run.ensemble(size, method)
     compilations()
     rehearse(run.config, benches[0])

@@ -12,10 +12,21 @@ from bqnes_jax import report
 from bqnes_jax.files.text import plain
 from bqnes_jax.kernels import WL
 from bqnes_jax.metrics import disagreement, ece
-from bqnes_jax.report import architectures, plots, predict_each, rank_correlation, write_report
+from bqnes_jax.report import (
+    architectures,
+    html,
+    plots,
+    predict_each,
+    rank_correlation,
+    write_report,
+)
+from bqnes_jax.report.answers import against_what, how_good
+from bqnes_jax.report.members import draw_by_class, why_these_members
+from bqnes_jax.report.rivals import compare
+from bqnes_jax.report.worth import look_at_search, was_it_worth_it
 from bqnes_jax.spaces import DARTS, NATS, Product
 from bqnes_jax.surrogates import wsabi
-from tests.reported import COUNT, HOPELESS, TEMPERATURE, TEST, make_run
+from tests.reported import COUNT, HOPELESS, TEMPERATURE, TEST, VALID, make_run
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -24,12 +35,12 @@ pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_the_files_of_the_figures(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "plots").mkdir()
-    for name in ("architecture-77.png", "mine.png"):
+    for name in ("architecture-77.png", "weights.pdf", "mine.png"):
         (tmp_path / "plots" / name).write_bytes(b"")
     assert write_report(run, tmp_path) == tmp_path / "report.html"
     members = run.saved_ensemble().members
-    names = {"reliability", "reliability-single", "weights", "likelihoods", "evidence", "map"}
-    names |= {"surrogate", "disagreement", *(f"architecture-{i}" for i in members)}
+    names = {"reliability", "reliability-before", "rivals", "candidates", "evidence", "map"}
+    names |= {"surrogate", "disagreement", "by-class", *(f"architecture-{i}" for i in members)}
     files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
     assert set(files) == {f"{n}.{form}" for n in names for form in ("png", "pdf")} | {"mine.png"}
     for name in names:
@@ -94,21 +105,36 @@ def test_networks_that_learnt_nothing_do_not_squeeze_the_others():
 
 
 def test_figures_show_what_was_measured(tmp_path):
-    ensemble = make_run(tmp_path).saved_ensemble()
-    drawn = {drawing.name: drawing.figure for drawing in report._drawings(ensemble)}
+    run = make_run(tmp_path)
+    ensemble, labels = run.saved_ensemble(), run.record.test_labels
+    compared = compare(ensemble)
+    parts = [how_good(ensemble, compared), against_what(ensemble, compared)]
+    parts += [why_these_members(ensemble), was_it_worth_it(ensemble, look_at_search(run))]
+    drawn = {one.name: one.figure for part in parts for one in part.drawings}
     title = drawn["reliability"].axes[0].get_title(loc="left")
-    labels = ensemble.run.record.test_labels
-    assert title == f"BQ-S: ECE {float(ece(ensemble.test_log_probs, labels, log=True)):.4f}"
+    error = float(ece(ensemble.test_log_probs, labels, log=True))
+    assert title == f"After calibration: ECE {error:.4f}"
     bars = [bar.get_height() for bar in drawn["reliability"].axes[1].patches]
     assert sum(bars) == TEST
-    lengths = [bar.get_width() for bar in drawn["weights"].axes[0].patches]
-    np.testing.assert_allclose(lengths, ensemble.weights, rtol=1e-6)
-    heat = drawn["disagreement"].axes[0].images[0].get_array()
-    probabilities = np.exp(ensemble.run.test_log_probs(ensemble.members))
-    np.testing.assert_allclose(heat, 100 * disagreement(probabilities).pairwise, rtol=1e-5)
+    names = [text.get_text() for text in drawn["rivals"].axes[0].get_yticklabels()]
+    assert names[0] == "BQ-S" and {"Best single", "All equal", "Random ensemble"} < set(names)
+    probabilities = np.exp(run.test_log_probs(ensemble.members))
+    expected = 100 * np.asarray(disagreement(probabilities).pairwise)
+    texts = [text.get_text() for text in drawn["disagreement"].axes[0].texts]
+    assert texts == ["–" if i == j else f"{expected[i, j]:.1f}" for i in range(3) for j in range(3)]
     cell = drawn[f"architecture-{ensemble.members[0]}"].axes[0]
     names = [text.get_text() for text in cell.texts]
     assert len(names) == 4 + np.sum(ensemble.archs[0] != 0)
+    best = next(line for line in drawn["candidates"].axes[0].lines if len(line.get_xdata()) == 9)
+    losses = -run.record.log_likelihoods / VALID
+    np.testing.assert_allclose(best.get_ydata(), np.minimum.accumulate(losses), rtol=1e-5)
+
+
+def test_classes_are_as_many_as_can_be_read():
+    shares = np.linspace(0, 1, 5 * 60).reshape(5, 60)
+    drawing = draw_by_class(shares, np.arange(3))
+    shown = [text.get_text() for text in drawing.figure.axes[0].get_xticklabels()]
+    assert shown == [str(c) for c in range(40, 60)] and "20 classes" in drawing.caption
 
 
 def test_labels_of_a_cell_do_not_overlap():
@@ -132,7 +158,7 @@ def test_both_cells_of_darts_are_drawn():
 
 
 def test_svg_is_sound():
-    svg = report.html.to_svg(
+    svg = html.to_svg(
         "x", 'a "quoted" & <strange> name', architectures.cell(np.arange(6) % 5, "#1")
     )
     assert xml.etree.ElementTree.fromstring(svg).get("aria-label") == 'a "quoted" & <strange> name'
@@ -146,7 +172,7 @@ def test_names_from_files_are_text_in_figures(name):
     space = Product(**{name: (name, "other")})
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters as letters
         drawn = architectures.draw(space, np.zeros(1, int), name)
-        svg = report.html.to_svg("drawing", "a drawing", drawn)
+        svg = html.to_svg("drawing", "a drawing", drawn)
     words = ["".join(e.itertext()).strip() for e in xml.etree.ElementTree.fromstring(svg).iter()]
     assert words.count(plain(name)) >= 3, "the title, the choice, and what was chosen"
     settled = architectures.draw(space, np.zeros(1, int), name)

@@ -71,13 +71,8 @@ def test_a_row_says_how_many_members_are_in_use(tmp_path, no_files):
         assert row.members == found
     assert any(row.used < row.size for row in rows)
     run = make_run(tmp_path / "large", size=COUNT)
-    page = Page(write_report(run)).text
     used = len(run.ensemble(COUNT, "restack").members)
-    assert f"<td>BQ-S</td><td>{html_row_of(used, COUNT)}</td>" in page
+    assert f"BQ-S with {used} members gets" in Page(write_report(run)).said
     for size in (COUNT + 1, 10**9):
         with pytest.raises(BQNESError, match=f"size is {size}; it must be .* from 1 to {COUNT}"):
             run.ensemble(size)
-
-
-def html_row_of(used, size):
-    return f"{size}" if used == size else f"{used} of {size}"

@@ -19,8 +19,9 @@ from bqnes_jax.cli.robustness import RobustnessCommand
 from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, RunCommand
 from bqnes_jax.cli.shell import complain, stop, warnings_in_a_line
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.runs import RunConfig, TaskConfig, configure, preset_config
-from bqnes_jax.runs.fields import read_fields, updated
+from bqnes_jax.runs import RunConfig, TaskConfig, preset_config
+from bqnes_jax.runs.fields import fitted, read_fields
+from bqnes_jax.runs.presets import configure_from, search_from
 
 
 def run(arguments: list[str]) -> int:
@@ -59,6 +60,34 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+_WITH_CONFIG: dict[str, type] = {
+    "run": RunCommand,
+    "compare": CompareCommand,
+    "tabulate": TabulateCommand,
+}
+
+
+def _flags_in(kind: type, written: dict, where: str) -> tuple[dict[str, Any], dict]:
+    """Return flags of a command that a config file has, and its other fields.
+
+    The fields of a run are the config's own.
+    """
+    own = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name in ("config", "search", "task"):
+        own.pop(name, None)
+    if kind is RunCommand:
+        for field in dataclasses.fields(RunConfig):
+            own.pop(field.name, None)
+    flags, others = {}, {}
+    for name, value in written.items():
+        if name not in own:
+            others[name] = value
+            continue
+        value = str(value) if name == "workers" and type(value) is int else value
+        flags[name] = fitted(kind, name, value, own[name], where=f"{where}: {name}")
+    return flags, others
+
+
 def _renamed(argument: str) -> str:
     """Let a family be chosen by the space of its networks, too: --space darts."""
     flag, *value = argument.split("=", 1)
@@ -68,26 +97,32 @@ def _renamed(argument: str) -> str:
 def _commands(arguments: list[str]) -> Any:
     """Return the type of all commands, with the defaults of the preset and file that are given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", nargs="?", default="tiny", const="tiny")
-    for flag in ("--config", "--family", "--data"):
+    for flag in ("--preset", "--config", "--family", "--data"):
         parser.add_argument(flag, nargs="?")
     known, _ = parser.parse_known_args(arguments)
+    written = read_fields(known.config) if known.config else {}
+    where = known.config or ""
+    kind = _WITH_CONFIG.get(next(iter(arguments), ""), RunCommand)
+    flags, written = _flags_in(kind, written, where)
+    preset = known.preset or flags.get("preset", RunCommand.preset)
+    flags["preset"] = preset
     given = {name: getattr(known, name) for name in ("family", "data")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    config = configure(known.preset, known.config, **chosen)
+    config = configure_from(preset, written, where, **chosen)
     task = task_of(config)
-    fields = read_fields(known.config) if known.config else {}
     # A comparison has the paper's budget whatever the preset, but its temperature; the choices of
     # the published code are about the search itself.
-    own = preset_config(known.preset).search
-    search = own if known.preset == "reference" else SearchConfig(temperature=own.temperature)
-    search = updated(search, fields.get("search", {}), where=known.config or "")
+    own = preset_config(preset).search
+    search = own if preset == "reference" else SearchConfig(temperature=own.temperature)
+    if kind is CompareCommand:
+        search = search_from(search, written, where)
     beside = {"search", *(field.name for field in dataclasses.fields(TaskConfig))}
     names = [field.name for field in dataclasses.fields(RunConfig)]
     of_run = {name: getattr(config, name) for name in names if name not in beside}
 
-    def with_default(kind: type, name: str, **default: object):
-        return Annotated[kind, tyro.conf.subcommand(name, default=kind(**default))]
+    def with_default(command: type, name: str, **default: object):
+        default |= flags if command is kind else {}
+        return Annotated[command, tyro.conf.subcommand(name, default=command(**default))]
 
     def plain(kind: object, name: str, description: str | None = None):
         return Annotated[kind, tyro.conf.subcommand(name, description=description)]

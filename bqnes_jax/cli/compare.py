@@ -81,7 +81,7 @@ class CompareCommand:
         calibrate: measure ensembles with one temperature after pooling, too: one that is fitted to
             validation points that were left out, and used where it lowers their loss.
         ece: what the accuracy of a bin is compared with: its mean confidence, or its centre.
-        config: a YAML or JSON file with fields that differ from the preset.
+        config: a YAML or JSON file with flags that differ from the preset.
         prior: package.module:function of architectures that returns the logarithm of their prior;
             by default they are equally likely.
         search: how candidates are searched for; by default 10, and 150 in all, as in the paper.
@@ -242,7 +242,7 @@ class TabulateCommand:
         known: tables of cells that were trained before in the same way; these cells are not trained
             again, and the table that is written has them, too.
         preset: what the flags below are by default.
-        config: a YAML or JSON file with fields that differ from the preset.
+        config: a YAML or JSON file with flags that differ from the preset.
         task: what is trained.
     """
 

@@ -12,7 +12,7 @@ import bqnes_jax
 
 DESCRIPTION = """Bayesian Quadrature for Neural Ensemble Search: a small, weighted, calibrated
 ensemble of different architectures. Start with: bqnes run. With --debug an error shows where it
-came from."""
+came from. For the completion of commands and flags: eval "$(bqnes --completion bash)", or zsh."""
 GROUPS = {
     "data": "List data sets, or prepare one.",
     "nats": "Import the published archives of NATS-Bench, or check a table.",

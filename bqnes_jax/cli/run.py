@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
+from jaxtyping import Float
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import (
     cluster_of,
+    complain,
     console,
     given_family,
     interruptible,
@@ -21,6 +23,7 @@ from bqnes_jax.cli.shell import (
     progress_bar,
     say,
     show_table,
+    status_line,
     warn,
 )
 from bqnes_jax.errors import BQNESError
@@ -45,8 +48,8 @@ class RunCommand:
         preset: what the other flags are by default: tiny (digits, two minutes on two cores), small
             (larger networks, ten minutes), paper (CIFAR-100, for accelerators), reference (as
             paper, with the choices of the published code).
-        config: a YAML or JSON file with fields that differ from the preset, nested as the config in
-            a report is: 'search: {budget: 60}'.
+        config: a YAML or JSON file with flags that differ from the preset, nested as their names
+            are: 'budget: 60', 'train: {steps: 300}'.
         out: directory of the run, also s3://bucket/run or gs://bucket/run; by default
             runs/<data>-<algorithm>-seed<seed>, with the family and the preset before it if they are
             others.
@@ -154,13 +157,18 @@ def _run(config: RunConfig, out: Path, workers: str | None, replay: Path | None)
         searched = len(run.first_stage.record.archs)
         trained = f"{candidates} trained of {searched} by {config.algorithm} with shared weights"
     title = f"{config.data_name}: test data, {trained}"
-    rows = summary(run)
+    with status_line() as status:
+        status("selecting ensembles")
+        rows = summary(run)
     _show_metrics(rows, title)
     ensemble = run.saved_ensemble()
     _show_members(ensemble, warnings_of(ensemble, rows))
     worth, temperature = run.record.effective_sizes[-1], float(run.record.temperature)
     say(f"scale:  temperature {temperature:.4g}, posterior worth {worth:.1f} of {candidates}")
-    say(f"run:    {out}\nreport: {write_report(run)}")
+    with status_line() as status:
+        status("writing the report")
+        report = write_report(run)
+    say(f"run:    {out}\nreport: {report}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,37 +209,94 @@ class ReselectCommand:
 
 @dataclasses.dataclass(frozen=True)
 class PredictCommand:
-    """Print class probabilities of inputs by the ensemble of a run.
+    """Print what the ensemble of a run says of inputs, as CSV; and how right it is.
 
     Args:
         run: directory of the run.
         input: an .npy of inputs like those of training; images (n, height, width, channels) are
             from 0 to 255, as they come.
+        show: the probabilities of all classes; or classes, the likeliest of them, with its
+            probability (confidence) and the entropy of all in nats.
+        labels: an .npy of the true classes, from 0: error rate, loss in nats per input and ECE are
+            printed to the standard error, with 95 % intervals.
         out: an .npy or .csv to write to, instead of printing CSV.
         family: package.module:family, if the run is not of a family of the package.
     """
 
     run: tyro.conf.Positional[Path]
     input: Path
+    show: Literal["probabilities", "classes"] = "probabilities"
+    labels: Path | None = None
     out: Path | None = None
     family: str | None = None
 
     def __call__(self) -> None:
-        """Predict, and print or write the probabilities."""
+        """Predict, and print or write what was asked for."""
         if self.out is not None and self.out.suffix not in (".npy", ".csv"):
             raise BQNESError(f"out is {self.out}; it must end in .npy or .csv.")
         prepare_jax()
-        inputs = _read_inputs(self.input)
+        inputs = _read_array(self.input, "inputs")
+        labels = None if self.labels is None else _read_array(self.labels, "labels")
         run = Run.load(self.run, family=given_family(self.family))
         probabilities = np.asarray(run.saved_ensemble().predict(inputs))
+        score = None if labels is None else _score(probabilities, labels)
+        shown, csv = probabilities, _csv(probabilities)
+        if self.show == "classes":
+            shown = summarise(probabilities)
+            lines = [f"{int(c)},{sure:.6f},{spread:.6f}" for c, sure, spread in shown.tolist()]
+            csv = "\n".join(["class,confidence,entropy", *lines]) + "\n"
         if self.out is None:
-            console().print(_csv(probabilities), end="", markup=False, soft_wrap=True)
-            return
-        content = io.BytesIO(_csv(probabilities).encode())
-        if self.out.suffix == ".npy":
-            np.save(content := io.BytesIO(), probabilities)
-        with writing(str(self.out)):
-            write_whole(self.out, content.getvalue())
+            console().print(csv, end="", markup=False, soft_wrap=True)
+        else:
+            content = io.BytesIO(csv.encode())
+            if self.out.suffix == ".npy":
+                np.save(content := io.BytesIO(), shown)
+            with writing(str(self.out)):
+                write_whole(self.out, content.getvalue())
+        if score is not None:
+            complain(score)
+
+
+def summarise(
+    probabilities: Float[np.ndarray, "n classes"],
+) -> Float[np.ndarray, "n 3"]:
+    """Return the likeliest class of each point, its probability, and the entropy of all in nats.
+
+    Example:
+        >>> summarise(np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])).round(3).tolist()
+        [[0.0, 0.5, 0.693], [2.0, 1.0, 0.0]]
+    """
+    positive = np.where(probabilities > 0, probabilities, 1)
+    entropy = np.abs((probabilities * np.log(positive)).sum(axis=1))
+    columns = probabilities.argmax(axis=1), probabilities.max(axis=1), entropy
+    return np.stack(columns, axis=1, dtype=float)
+
+
+def _score(probabilities: Float[np.ndarray, "n classes"], labels: np.ndarray) -> str:
+    """Say how right predictions are; refuse labels that are not theirs."""
+    from bqnes_jax.report.uncertainty import measure_each  # matplotlib takes a second to import
+
+    count, classes = probabilities.shape
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise BQNESError(
+            f"labels have shape {labels.shape} and type {labels.dtype}; they must be {count} whole "
+            "numbers, one for each input."
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise BQNESError(
+            f"labels are from {labels.min()} to {labels.max()}; they must be from 0 to "
+            f"{classes - 1}."
+        )
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(probabilities.astype(float))
+    (found,) = measure_each([log_probs[None]], labels.astype(int))
+    error = [100 * one for one in found.error]
+    return (
+        f"error rate {error[0]:.2f} % [{error[1]:.2f}, {error[2]:.2f}], "
+        f"loss {found.loss.value:.4f} [{found.loss.low:.4f}, {found.loss.high:.4f}] nats per "
+        f"input, ECE {found.ece.value:.4f} [{found.ece.low:.4f}, {found.ece.high:.4f}] "
+        f"over {count} inputs"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +346,8 @@ def _show_members(ensemble: Ensemble, warnings: Sequence[str]) -> None:
     warn(warnings)
 
 
-def _read_inputs(path: Path) -> np.ndarray:
-    remedy = "save the inputs as one with numpy.save."
+def _read_array(path: Path, what: str) -> np.ndarray:
+    remedy = f"save the {what} as one with numpy.save."
     with damaged_means_refused(
         path, "is not an .npy of numbers", remedy=remedy, absent="is not there."
     ):

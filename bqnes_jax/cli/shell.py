@@ -1,12 +1,14 @@
 """What the commands print with, and how they stop."""
 
 import contextlib
+import datetime
 import importlib.util
 import os
 import re
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,11 +17,11 @@ import jax
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -115,18 +117,63 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        _Count(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("elapsed"),
+        _Left(),
     )
     with Progress(*columns, console=out) as bar:
-        task = bar.add_task(f"{plain(what)} (compiling first)", total=None)
+        task = bar.add_task(f"{plain(what)}: compiling its program", total=None)
 
         def update(done: int, total: int, what: str = what) -> None:
+            if bar.tasks[task].total is None:  # what was compiled says nothing of what is left
+                bar.tasks[task].fields["begun"] = done, time.monotonic()
+            bar.tasks[task].fields["seen"] = done, time.monotonic()
             bar.update(task, description=plain(what), completed=done, total=total)
 
         yield update
+
+
+class _Count(ProgressColumn):
+    """How many are done, and of how many, once that is known."""
+
+    def render(self, task: Task) -> Text:
+        """Write it."""
+        return Text("" if task.total is None else f"{int(task.completed)}/{int(task.total)}")
+
+
+class _Left(ProgressColumn):
+    """How long it will take, by what was done since the first were: nothing until that is known."""
+
+    def render(self, task: Task) -> Text:
+        """Write it."""
+        total = None if task.total is None else float(task.total)
+        begun, seen = task.fields.get("begun"), task.fields.get("seen")
+        left = estimate_left(begun, seen, total, time.monotonic())
+        return Text("" if left is None else f"{datetime.timedelta(seconds=round(left))} left")
+
+
+Mark = tuple[int, float]  # how many were done, and when
+
+
+def estimate_left(
+    begun: Mark | None, seen: Mark | None, total: float | None, now: float
+) -> float | None:
+    """Return in how many seconds all will be done; None where nothing tells.
+
+    It counts down between two marks; what is overdue takes nobody knows how long, such as another
+    program to compile. What came before the first mark was compiling
+    for the most part, and is no measure of what follows.
+
+    Example:
+        >>> estimate_left((10, 30.0), (20, 40.0), 40.0, now=44.0)
+        16.0
+    """
+    if begun is None or seen is None or total is None or seen[0] <= begun[0]:
+        return None
+    each = (seen[1] - begun[1]) / (seen[0] - begun[0])
+    left = each * (total - seen[0]) - (now - seen[1])
+    return 0.0 if seen[0] >= total else left if left > 0 else None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError
@@ -129,6 +129,17 @@ class SharingFamily(NetworkFamily, Protocol):
 
     def sharing(self) -> tuple[str, Any]:
         """Return the family of the same space that shares weights: its name and its options."""
+        ...
+
+
+@runtime_checkable
+class CountingFamily(NetworkFamily, Protocol):
+    """Networks that keep more variables than an architecture uses, and can count those it does."""
+
+    def count_parameters(
+        self, archs: Int32[np.ndarray, "M length"], classes: int, input_shape: tuple[int, ...]
+    ) -> Int[np.ndarray, " M"]:
+        """Return how many parameters predictions by each architecture use."""
         ...
 
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.data import Split, check_images, normalise
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families.base import Evaluation, Setting, Trainer, Variables
 from bqnes_jax.families.images import as_images, moments_of
 from bqnes_jax.identity import identity
-from bqnes_jax.models import NetworkConfig
+from bqnes_jax.models import NetworkConfig, parameter_count
 from bqnes_jax.parallel import make_mesh, of_each, spread
 from bqnes_jax.spaces import Space
 from bqnes_jax.training import (
@@ -89,6 +89,13 @@ class TrainedCells:
         return predict_cells(
             network, np.stack(variables), archs, images, shared["moments"], mesh=mesh
         )
+
+    def count_parameters(
+        self, archs: Int32[np.ndarray, "M length"], classes: int, input_shape: tuple[int, ...]
+    ) -> Int[np.ndarray, " M"]:
+        """Count the parameters of the operations that each cell has."""
+        network = self._config(classes).network
+        return np.asarray(parameter_count(archs, network, input_channels=input_shape[-1]))
 
     def _config(self, classes: int) -> TrainConfig:
         network = dataclasses.replace(self.config.network, classes=classes)

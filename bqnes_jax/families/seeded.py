@@ -4,12 +4,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.data import Split
 from bqnes_jax.families.base import (
+    CountingFamily,
     Evaluation,
     NetworkFamily,
     Setting,
@@ -22,6 +24,23 @@ from bqnes_jax.spaces import Seeded, Space, split_seeds
 def with_seeds(family: NetworkFamily, seeds: int) -> NetworkFamily:
     """Return the family, with candidates (architecture, weight seed) if there are several seeds."""
     return family if seeds == 1 else SeededFamily(family, seeds)
+
+
+def count_parameters(
+    family: NetworkFamily,
+    archs: Int32[np.ndarray, "M length"],
+    variables: Sequence[Variables],
+    *,
+    classes: int,
+    input_shape: tuple[int, ...],
+) -> Int[np.ndarray, " M"]:
+    """Return how many numbers each network predicts by: what the family counts, or all it keeps."""
+    if isinstance(family, SeededFamily):
+        _, archs, _ = split_seeds(family.space, archs)
+        family = family.family
+    if isinstance(family, CountingFamily):
+        return family.count_parameters(archs, classes, input_shape)
+    return np.array([sum(map(np.size, jax.tree.leaves(own))) for own in variables], int)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 
 from bqnes_jax.data import Split, check_images
 from bqnes_jax.errors import BQNESError
@@ -113,6 +113,13 @@ class SliceFamily:
         program = _program(config, make_mesh(jax.local_devices()))  # hosts may ask for others
         said = program(images, shared["params"], np.stack(variables), archs, shared["moments"])
         return np.moveaxis(said, 1, 0)
+
+    def count_parameters(
+        self, archs: Int32[np.ndarray, "M length"], classes: int, input_shape: tuple[int, ...]
+    ) -> Int[np.ndarray, " M"]:
+        """Count the parameters of the supernet that each slice uses."""
+        network = self._config(classes).network
+        return np.asarray(network.count_parameters(jnp.asarray(archs), input_shape[-1]))
 
     def _config(self, classes: int) -> SupernetConfig:
         network = dataclasses.replace(self.config.network, classes=classes)

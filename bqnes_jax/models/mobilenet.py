@@ -25,7 +25,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.identity import SPEED, field
@@ -118,6 +118,21 @@ class MobileNetConfig:
         # Option k has the fraction (steps + k − 1) / (2 steps); in whole numbers, to be exact.
         slim = [-(-expanded * (steps + k) // (2 * steps)) for k in range(self.space.widths - 1)]
         return (0, *slim, expanded)
+
+    def count_parameters(self, arch: Array, input_channels: int) -> Int[Array, "*batch"]:
+        """Count the parameters that architectures use."""
+        options = arch.reshape(*arch.shape[:-1], self.space.blocks, self.space.layers)
+        total = (9 * input_channels + 2) * self.stem
+        total += (self.channels[-1] + 2) * self.head + (self.head + 1) * self.classes
+        inputs = self.stem
+        for i, outputs in enumerate(self.channels):
+            for layer in range(self.space.layers):
+                used = jnp.array(self.channels_used(self.expansion * inputs))
+                # Three kernels, and the norm behind each of them.
+                each = used * (inputs + 2 + 9 + 2 + outputs) + jnp.where(used > 0, 2 * outputs, 0)
+                total = total + each[options[..., i, layer]]
+                inputs = outputs
+        return jnp.asarray(total)
 
 
 class MobileNet(nn.Module):

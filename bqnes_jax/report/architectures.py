@@ -9,7 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-from bqnes_jax.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SMALL, TEXT, WIDTH
+from bqnes_jax.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    SHADE,
+    SMALL,
+    TEXT,
+    WIDTH,
+)
 from bqnes_jax.spaces import DARTSSpace, NATSSpace, Product, Seeded, Space
 from bqnes_jax.spaces.nats import EDGES, OPERATIONS
 from bqnes_jax.spaces.slimmable import SlimmableSpace
@@ -95,21 +107,21 @@ def _(space: DARTSSpace) -> str:
 def listing(lines: Sequence[tuple[str, str]], title: str) -> Figure:
     """Write choices below each other: names on the left, what was chosen on the right."""
     figure = Figure(
-        figsize=(WIDTH, 0.45 + 0.22 * len(lines)), layout="constrained", facecolor="white"
+        figsize=(WIDTH, 0.45 + 0.22 * len(lines)), layout="constrained", facecolor=PAPER
     )
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
     axes.set(xlim=(0, 1), ylim=(len(lines) - 0.4, -0.6))
     axes.axis("off")
     for place, (name, value) in enumerate(lines):
-        axes.text(0.0, place, name, fontsize=SMALL, color="#666666", va="center")
+        axes.text(0.0, place, name, fontsize=SMALL, color=MUTED, va="center")
         axes.text(0.4 if name else 0.0, place, value, fontsize=SMALL, color=INK, va="center")
     return figure
 
 
 def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
     """Draw a cell of the NATS space: its nodes in a row, its operations as arrows."""
-    figure = Figure(figsize=(WIDTH, 2.45), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(WIDTH, 2.45), layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
     axes.set(xlim=(-0.25, 3.25), ylim=(-0.8, 1.32), aspect="equal")
@@ -119,7 +131,7 @@ def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
             _arrow(axes, edge, *_LOOKS[OPERATIONS[operation]])
     for place, name in enumerate(("in", "1", "2", "out")):
         axes.add_patch(
-            Circle((place, 0), 0.17, facecolor="white", edgecolor=INK, linewidth=1.2, zorder=3)
+            Circle((place, 0), 0.17, facecolor=PAPER, edgecolor=INK, linewidth=1.2, zorder=3)
         )
         axes.text(place, 0, name, ha="center", va="center", fontsize=SMALL, color=INK, zorder=4)
     return figure
@@ -127,7 +139,7 @@ def cell(arch: Int[np.ndarray, " edges"], title: str) -> Figure:
 
 def pair_of_cells(space: DARTSSpace, arch: Int[np.ndarray, " length"], title: str) -> Figure:
     """Draw both cells of DARTS: which node takes what from where, by which operation."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained", facecolor=PAPER)
     figure.suptitle(title, fontsize=TEXT, color=INK, x=0.01, ha="left")
     cells = space.decode(arch)
     for axes, (name, edges) in zip(figure.subplots(len(cells)), cells.items(), strict=True):
@@ -155,19 +167,19 @@ def _box(axes: Axes, node: int, source: int, operation: str) -> None:
         ha="center",
         va="center",
         fontsize=SMALL,
-        color="white",
+        color=PAPER,
     )
 
 
 def slices(space: SlimmableSpace, arch: Int[np.ndarray, " length"], title: str) -> Figure:
     """Draw how much of each layer a slice uses, block by block; absent layers are empty."""
-    figure = Figure(figsize=(WIDTH, 1.6), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(WIDTH, 1.6), layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
     option = np.asarray(arch).reshape(space.blocks, space.layers)
     used = np.where(option > 0, 0.5 + 0.5 * (option - 1) / max(space.widths - 1, 1), 0)
     places = np.arange(space.blocks)[:, None] * (space.layers + 0.8) + np.arange(space.layers)
-    axes.bar(places.ravel(), np.ones(used.size), 0.8, color="#F1F1F1")
+    axes.bar(places.ravel(), np.ones(used.size), 0.8, color=SHADE)
     axes.bar(places.ravel(), used.ravel(), 0.8, color=BLUE)
     axes.set_xticks(places.mean(axis=1), [f"{i + 1}" for i in range(space.blocks)])
     axes.set_yticks([0, 0.5, 1], ["0", "½", "all"])
@@ -195,7 +207,7 @@ def _arrow(axes: Axes, edge: tuple[int, int], name: str, colour: str, width: flo
     )
     # The middle of an arc is half its bend away; a straight arrow is too short for a label on it.
     height = -bend * (target - source) / 2 if bend else 0.15
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if bend else None
+    behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5} if bend else None
     axes.text(
         (source + target) / 2,
         height,
@@ -203,7 +215,7 @@ def _arrow(axes: Axes, edge: tuple[int, int], name: str, colour: str, width: flo
         ha="center",
         va="center",
         fontsize=SMALL,
-        color=colour if name != "skip" else "#666666",
+        color=colour if name != "skip" else MUTED,
         bbox=behind,
         zorder=2,
     )

@@ -1,4 +1,4 @@
-"""Which ensembles the table of a run shows, and their programs, compiled while others train."""
+"""Which ensembles a run is shown beside, and their programs, compiled while others train."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from bqnes_jax import algorithms
 from bqnes_jax.runs import Record, Run, RunConfig, Workbench
 
 _METHODS = ("restack", "recombine", "beam", "corrective", "logpool")
+RIVALS = ("caruana", *_METHODS)  # that a report compares an ensemble with
 
 
 def list_selections(
@@ -41,7 +42,8 @@ def rehearse(config: RunConfig, bench: Workbench) -> None:
     classes = _make_up_classes(count, bench)
     run = Run(bench.store.directory, config, bench.family, _make_up_record(classes, bench))
     run.__dict__["valid_log_probs"] = jax.device_put(classes)  # nothing is in the store
-    for method, size in list_selections(config, count):
+    rivals = [(method, config.ensemble_size) for method in RIVALS]
+    for method, size in dict.fromkeys([*list_selections(config, count), *rivals]):
         run.ensemble(size, method)
 
 

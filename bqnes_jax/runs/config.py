@@ -10,6 +10,7 @@ A config file is YAML or JSON with the fields that differ from the preset, neste
 """
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,6 +130,16 @@ class RunConfig(TaskConfig):
         strategy = algorithms.find_trainable(self.algorithm).strategy
         decides = {**identity(self), "data": self.data_name, "strategy": strategy}
         return {name: value for name, value in decides.items() if name != "family"}
+
+
+def describe_fields() -> str:
+    """Say what each field of a run means, and of its search: from the docstrings of both."""
+    parts = (("a run", TaskConfig), ("a run", RunConfig), ("its search", SearchConfig))
+    texts = (
+        (name, inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2])
+        for name, kind in parts
+    )
+    return "\n\n".join(f"Fields of {name}:\n{text.rstrip()}" for name, text in texts)
 
 
 def load_data(config: TaskConfig) -> Split:

@@ -67,15 +67,41 @@ def updated(config: Config, fields: dict, *, where: str = "config") -> Config:
     for name, value in fields.items():
         if name not in names:
             raise BQNESError(f"{where} has {name!r}; allowed are {', '.join(names)}.")
-        here = (
-            f"{where}: {name}" if where.endswith((".yaml", ".yml", ".json")) else f"{where}.{name}"
-        )
+        here = f"{where}: {name}" if _is_file(where) else f"{where}.{name}"
         old = getattr(config, name)
         if dataclasses.is_dataclass(old) and isinstance(value, dict):
             values[name] = updated(old, value, where=here)
         else:
             values[name] = fitted(type(config), name, value, old, where=here)
-    return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    try:
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    except BQNESError as error:
+        raise BQNESError(_located(str(error), where, names)) from None
+
+
+def _located(message: str, where: str, names: list[str]) -> str:
+    """Say of which field a message is: of what is at the end of a path, or of a field of it.
+
+    Example:
+        >>> _located("budget is 5, less than 10.", "c.yaml: search", ["budget"])
+        'c.yaml: search.budget is 5, less than 10.'
+        >>> _located("kernel.name is 'x'.", "c.yaml: search.kernel", ["name"])
+        "c.yaml: search.kernel.name is 'x'."
+        >>> _located("c.yaml: search.budget is 5.", "c.yaml", ["search"])
+        'c.yaml: search.budget is 5.'
+    """
+    if message.startswith(where):
+        return message
+    first = message.split(" ", 1)[0].partition("[")[0]
+    *before, last = re.split(r"(?<=[.: ])", where)
+    if first.startswith(f"{last}."):
+        return "".join(before) + message
+    joint = "." if first in names and not _is_file(where) else ": "
+    return f"{where}{joint}{message}"
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith((".yaml", ".yml", ".json"))
 
 
 def fitted(
@@ -113,13 +139,21 @@ def _fitted(hint: object, value: object) -> object:
             return tuple(map(_fitted, parts, value))
     if hint is float and type(value) is int:
         return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
     if type(value) is not (type(None) if hint is None else hint):
         raise TypeError
     return value
 
 
 def _described(hint: object) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        Path: "a path",
+    }
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join("null" if part is type(None) else _described(part) for part in parts)

@@ -7,6 +7,7 @@ probabilities = ensemble.predict(images)
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,7 +30,14 @@ from bqnes_jax.files import as_path, writing
 from bqnes_jax.files.trees import write_tree
 from bqnes_jax.identity import describe_code, first_difference, identity
 from bqnes_jax.parallel import Workers, is_first, wait_for_all
-from bqnes_jax.runs.config import RunConfig, first_stage, load_data, make_family, make_prior
+from bqnes_jax.runs.config import (
+    RunConfig,
+    describe_fields,
+    first_stage,
+    load_data,
+    make_family,
+    make_prior,
+)
 from bqnes_jax.runs.journal import Journal, count_asked
 from bqnes_jax.runs.layout import (
     ARRIVALS,
@@ -85,7 +93,8 @@ def search(
         replay: the directory of a run that was trained so; what it asked for and what arrived
             happens in the same order again.
         started: called with what trains, when a new run is about to train its first network.
-        **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset.
+        **fields: fields of `RunConfig` and `SearchConfig`, instead of those of the preset; they are
+            described below.
     """
     if not (prior is None or isinstance(prior, str) or callable(prior)):
         raise BQNESError(
@@ -127,6 +136,10 @@ def search(
             raise BQNESError(f"workers is {workers!r}, but executor is None; give one, or neither.")
         given = (config, family, data, prior, directory, progress, scratch)
         return _launch(*given, team=team, order=order, started=started)
+
+
+if search.__doc__:  # for help(bqnes_jax.search)
+    search.__doc__ = f"{inspect.cleandoc(search.__doc__)}\n\n{describe_fields()}\n"
 
 
 def _check(config: RunConfig, family: NetworkFamily, data: Split, prior: Prior | None) -> None:

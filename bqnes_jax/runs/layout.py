@@ -16,6 +16,8 @@ lock            held by the process that is at work, so that no other is
 import contextlib
 import dataclasses
 import importlib.metadata
+import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +25,14 @@ import jax
 
 import bqnes_jax
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.families import NoOptions, families, find, is_named
+from bqnes_jax.families import NetworkFamily, NoOptions, families, find, is_named
 from bqnes_jax.files import as_json, check_bound, locked, read_json, write_bound, writing
-from bqnes_jax.identity import first_difference
+from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.parallel import is_first, wait_for_all
 from bqnes_jax.runs.config import RunConfig
 from bqnes_jax.runs.fields import updated
+from bqnes_jax.storage import Store
+from bqnes_jax.storage.entries import CHOICES, describe_family
 
 CONFIG, SEARCH, ENSEMBLE, SHARED = "config.json", "search.npz", "ensemble.json", "shared.bqt"
 ARRIVALS = "arrivals.log"
@@ -75,6 +79,33 @@ def read_versions(directory: Path) -> dict[str, str]:
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         raise BQNESError(f"{path} has been altered: it holds no versions.")
     return versions
+
+
+def check_family(directory: Path, family: NetworkFamily) -> None:
+    """Refuse a family of another space than the run's; warn of one that trains otherwise."""
+    manifest = Store.open(directory / "store").manifest
+    if manifest.space != family.space.name:
+        raise BQNESError(
+            f"run {directory} is of the space {manifest.space!r}, but the family "
+            f"{family.name!r} is of {family.space.name!r}; give the family that was trained."
+        )
+    trained = manifest.config if isinstance(manifest.config, dict) else {}
+    given = describe_family(family, manifest.classes)
+    given = json.loads(canonical(given))  # as a store gives it back
+    if trained.get(CHOICES) != given.get(CHOICES):
+        raise BQNESError(
+            f"run {directory} is of {trained.get(CHOICES)}, but the family {family.name!r} is of "
+            f"{given.get(CHOICES)}; give the family that was trained."
+        )
+    different = first_difference({name: trained.get(name) for name in given}, given)
+    if different is None:
+        return
+    name, old, new = different
+    warnings.warn(
+        f"run {directory} was trained with {name} = {old!r}, the family that is given has {new!r}; "
+        "what it predicts may differ.",
+        stacklevel=3,
+    )
 
 
 def _note_config(directory: Path, config: RunConfig) -> None:

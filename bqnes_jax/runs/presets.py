@@ -161,11 +161,21 @@ def configure(
         >>> config.search.budget, config.search.initial, config.ensemble_size
         (20, 10, 5)
     """
-    written = {} if file is None else read_fields(file)
+    return configure_from(preset, {} if file is None else read_fields(file), str(file), **fields)
+
+
+def configure_from(
+    preset: str, written: Mapping[str, Any], where: str, **fields: object
+) -> RunConfig:
+    """Return a preset, changed by what was written in a place, and then by fields.
+
+    Fields of `SearchConfig` may be written beside the others, too, as flags are.
+    """
+    written = _nested(written, where)
     chosen = {name: fields.get(name, written.get(name)) for name in ("family", "data")}
     named = {name: one for name, one in chosen.items() if isinstance(one, str)}  # others: below
     config = preset_config(preset, **named)
-    config = updated(config, written, where=str(file))
+    config = updated(config, written, where=where)
     names = [field.name for field in dataclasses.fields(RunConfig)]
     searched = [field.name for field in dataclasses.fields(SearchConfig)]
     for name in fields:
@@ -186,3 +196,23 @@ def configure(
     )
     config = dataclasses.replace(config, **own)
     return dataclasses.replace(config, search=dataclasses.replace(config.search, **of_search))
+
+
+def search_from(search: SearchConfig, written: Mapping[str, Any], where: str) -> SearchConfig:
+    """Return the config of a search, changed by what was written about it."""
+    fields = _nested(written, where).get("search", {})
+    return updated(RunConfig(search=search), {"search": fields}, where=where).search
+
+
+def _nested(written: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Put fields of a search that are written beside the others where they belong."""
+    names = {field.name for field in dataclasses.fields(RunConfig)}
+    searched = {field.name for field in dataclasses.fields(SearchConfig)} - names
+    beside = {name: value for name, value in written.items() if name in searched}
+    if not beside:
+        return dict(written)
+    search = written.get("search", {})
+    if not isinstance(search, dict) or set(search) & set(beside):
+        raise BQNESError(f"{where} has {next(iter(beside))!r} beside search; write it once.")
+    others = {name: value for name, value in written.items() if name not in searched}
+    return {**others, "search": {**search, **beside}}

@@ -6,10 +6,8 @@ the same candidates without training anything, and predict inputs that they have
 
 import dataclasses
 import functools
-import json
 import os
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +35,6 @@ from bqnes_jax.files import (
     writing,
 )
 from bqnes_jax.files.trees import Tree, read_tree
-from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.pooling import Pool, ensemble_log_probabilities
 from bqnes_jax.runs.config import RunConfig, first_stage, make_family
@@ -47,6 +44,7 @@ from bqnes_jax.runs.layout import (
     FIRST_STAGE,
     SEARCH,
     SHARED,
+    check_family,
     read_config,
     read_versions,
 )
@@ -55,7 +53,6 @@ from bqnes_jax.runs.workbench import keys_of, measure_stored, stored_log_probs
 from bqnes_jax.selection import methods, needs_classes, pool_of
 from bqnes_jax.spaces import Space
 from bqnes_jax.storage import Store
-from bqnes_jax.storage.entries import CHOICES, describe_family
 from bqnes_jax.types import Status
 
 Predictor = Callable[[np.ndarray], Float[np.ndarray, "k n classes"]]
@@ -69,7 +66,7 @@ class Metrics(NamedTuple):
     log_likelihood: float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A finished search. Make one with `bqnes_jax.search`, or read one with `Run.load`.
 
@@ -83,8 +80,14 @@ class Run:
     directory: Path
     config: RunConfig
     family: NetworkFamily
-    record: Record = dataclasses.field(repr=False)
-    _scratch: tempfile.TemporaryDirectory | None = dataclasses.field(default=None, repr=False)
+    record: Record
+    _scratch: tempfile.TemporaryDirectory | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({str(self.directory)!r}, {self.config.algorithm} on {self.config.data_name}, "
+            f"{len(self.record.archs)} networks of {self.family.name})"
+        )
 
     @classmethod
     def load(
@@ -115,7 +118,7 @@ class Run:
                 )
             family = make_family(config)
         family = with_seeds(family, config.seeds)
-        _check_family(directory, family)
+        check_family(directory, family)
         return cls(directory, config, family, read_record(directory / SEARCH, family.space))
 
     @functools.cached_property
@@ -309,7 +312,7 @@ class Run:
             return read_tree(path)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Ensemble:
     """Members of a run, and their weights.
 
@@ -323,13 +326,19 @@ class Ensemble:
         temperature: of the pooled prediction; 1 leaves it as it is.
     """
 
-    run: Run = dataclasses.field(repr=False)
+    run: Run
     method: str
     size: int
     members: Int[np.ndarray, " M"]
     weights: Float[np.ndarray, " M"]
     status: Status = Status.OK
     temperature: float = 1.0
+
+    def __repr__(self) -> str:
+        pairs = zip(self.members, self.weights, strict=True)
+        members = ", ".join(f"#{member}: {weight:.3g}" for member, weight in pairs)
+        status = f"; {self.status!r}" if self.status else ""
+        return f"Ensemble({self.method}, {members}; temperature {self.temperature:.3g}{status})"
 
     @property
     def pool(self) -> Pool:
@@ -350,6 +359,12 @@ class Ensemble:
     def test_log_probs(self) -> Float[Array, "m classes"]:
         """What the ensemble says about the test points."""
         return self._pooled(self.run.test_log_probs(self.members))
+
+    @functools.cached_property
+    def valid_log_probs(self) -> Float[Array, "n classes"]:
+        """What the ensemble says about the validation points, which selected it."""
+        members = jnp.asarray(self.run.valid_log_probs)[self.members]
+        return self._pooled(jax.nn.log_softmax(members.astype(float)))  # were rounded
 
     @functools.cached_property
     def metrics(self) -> Metrics:
@@ -406,33 +421,6 @@ class Ensemble:
                 "temperature": self.temperature,
             }
             write_bound(self.run.directory / ENSEMBLE, as_json(content))
-
-
-def _check_family(directory: Path, family: NetworkFamily) -> None:
-    """Refuse a family of another space than the run's; warn of one that trains otherwise."""
-    manifest = Store.open(directory / "store").manifest
-    if manifest.space != family.space.name:
-        raise BQNESError(
-            f"run {directory} is of the space {manifest.space!r}, but the family "
-            f"{family.name!r} is of {family.space.name!r}; give the family that was trained."
-        )
-    trained = manifest.config if isinstance(manifest.config, dict) else {}
-    given = describe_family(family, manifest.classes)
-    given = json.loads(canonical(given))  # as a store gives it back
-    if trained.get(CHOICES) != given.get(CHOICES):
-        raise BQNESError(
-            f"run {directory} is of {trained.get(CHOICES)}, but the family {family.name!r} is of "
-            f"{given.get(CHOICES)}; give the family that was trained."
-        )
-    different = first_difference({name: trained.get(name) for name in given}, given)
-    if different is None:
-        return
-    name, old, new = different
-    warnings.warn(
-        f"run {directory} was trained with {name} = {old!r}, the family that is given has {new!r}; "
-        "what it predicts may differ.",
-        stacklevel=3,
-    )
 
 
 def measure(log_probs: ArrayLike, labels: ArrayLike) -> Metrics:
