@@ -39,7 +39,7 @@ from bqnes_jax.spaces.base import Architectures, Space, enumerate_space
 from bqnes_jax.spaces.seeded import count_seeds
 from bqnes_jax.types import PRNGKey
 
-__all__ = [  # and nothing that is imported
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (it reads no parts)
     *("Algorithm", "Given", "Maker", "Pair", "Result", "algorithms", "best_single", "check_seeds"),
     *("classes_for", "find", "find_trainable", "make", "register", "select_ensemble"),
     *("select_members", "variational_ensemble"),

@@ -53,7 +53,7 @@ def reliability(curve: ReliabilityCurve, title: str) -> Figure:
     style(below, "", "confidence", "points")
     below.bar(centres[used], count[used], 0.88 * width, color=GREY)
     for centre, number in zip(centres[used], count[used], strict=True):
-        note(below, f"{number:.0f}", (centre, number), (0, 1), "center", 7)
+        note(below, f"{number:.0f}", (centre, number), (0, 1), "center", size=7)
     below.set(ylim=(0, 1.45 * max(count.max(), 1)), yticks=[])
     return figure
 
@@ -65,7 +65,7 @@ def under_shift(
     name: str,
 ) -> Figure:
     """Draw a metric of an ensemble against severity, for each corruption and on average."""
-    figure, axes = frame("", "severity of the corruption", name, 3.2)
+    figure, axes = frame("", "severity of the corruption", name, height=3.2)
     for i, values in enumerate(each):
         label = "each corruption" if i == 0 else None
         axes.plot(severities, values, color=PALE, linewidth=0.8, label=label)
@@ -79,7 +79,7 @@ def under_shift(
 
 def loss_by_size(sizes: Sequence[int], losses: Sequence[float], own: int) -> Figure:
     """Draw the loss against the number of members, the chosen number marked."""
-    figure, axes = frame("What further members add", "members", "loss, nats per point", 3.2)
+    figure, axes = frame("What further members add", "members", "loss, nats per point", height=3.2)
     axes.plot(sizes, losses, "o-", color=BLUE, linewidth=1.4, markersize=4.5)
     if own in sizes:
         place = (own, losses[list(sizes).index(own)])
@@ -96,7 +96,7 @@ def cost_and_loss(
     sizes: Sequence[int],
 ) -> Figure:
     """Draw loss against cost, of `singles` models and then ensembles, and what nothing beats."""
-    figure, axes = frame("Cost and loss", "cost", "loss, nats per point", 3.4)
+    figure, axes = frame("Cost and loss", "cost", "loss, nats per point", height=3.4)
     low, high = shown_range(-losses)  # the best are the highest
     front = pareto_front(costs, losses)
     steps = {"where": "post", "color": GREEN, "linewidth": 1.2, "label": "best for the cost"}
@@ -107,7 +107,7 @@ def cost_and_loss(
     ):
         axes.plot(costs[part], np.minimum(losses[part], -low), "o", color=colour, label=label)
     for size, cost, loss in zip(sizes, costs[singles:], losses[singles:], strict=True):
-        note(axes, f"{size}", (cost, loss), (0, 5), "center", SMALL, BLUE)
+        note(axes, f"{size}", (cost, loss), (0, 5), "center", size=SMALL, colour=BLUE)
     axes.set(ylim=padded(-high, -low, 0.1))
     add_legend(figure)
     return figure
@@ -130,7 +130,7 @@ def pareto_front(costs: Float[np.ndarray, " k"], losses: Float[np.ndarray, " k"]
 def rivals(names: Sequence[str], losses: Sequence[Estimate]) -> Figure:
     """Draw the loss of an ensemble, the first, and of its rivals, each with its interval."""
     title = "Test loss, with 95 % intervals"
-    figure, axes = frame(title, "loss, nats per point", "", 0.95 + 0.27 * len(names))
+    figure, axes = frame(title, "loss, nats per point", "", height=0.95 + 0.27 * len(names))
     ends = np.array(losses, float)
     worst = -shown_range(-ends[:, 2])[0]  # hopeless ones end at the edge
     shown = np.clip(ends, None, worst)
@@ -151,7 +151,7 @@ def by_class(
 ) -> Figure:
     """Draw shares of the points of each class, a row for each member, their ensemble, and so on."""
     title = "Test points of each class, %"
-    figure, axes = frame(title, "class", "", 1.0 + 0.3 * len(rows))
+    figure, axes = frame(title, "class", "", height=1.0 + 0.3 * len(rows))
     _heat(axes, 100 * shares, "{:.0f}", TEXT if len(classes) <= 12 else 6)
     axes.set_xticks(range(len(classes)), classes)
     axes.set_yticks(range(len(rows)), rows)
@@ -161,7 +161,7 @@ def by_class(
 def disagreement(pairwise: Float[np.ndarray, "M M"], members: Int[np.ndarray, " M"]) -> Figure:
     """Draw for each pair of members how often they predict different classes."""
     title = "Test points on which two members differ, %"
-    figure, axes = frame(title, "", "", 1.2 + 0.36 * len(members))
+    figure, axes = frame(title, "", "", height=1.2 + 0.36 * len(members))
     shown = 100 * pairwise.astype(float)
     np.fill_diagonal(shown, np.nan)
     _heat(axes, shown, "{:.1f}", TEXT if len(members) <= 6 else 6)

@@ -80,7 +80,7 @@ def _show_as_text(figure: Figure) -> None:
         text.set_usetex(False)
 
 
-def frame(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
+def frame(title: str, x: str, y: str, *, height: float = HEIGHT) -> tuple[Figure, Axes]:
     """Return a figure with one panel in the common style."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot()
@@ -143,6 +143,7 @@ def note(
     place: tuple,
     offset: tuple[int, int],
     align: str,
+    *,
     size: int = TEXT,
     colour: str = INK,
 ) -> None:

@@ -42,7 +42,9 @@ def candidates(
     The first `initial` were drawn at random; `expected` is the smallest of 1, 2, … of them on
     average, and goes on as a line where further draws are not known.
     """
-    figure, axes = frame("Candidates in their order", "candidate", "validation loss, nats", 3.2)
+    figure, axes = frame(
+        "Candidates in their order", "candidate", "validation loss, nats", height=3.2
+    )
     worst = -shown_range(-losses)[0]
     best_loss = -shown_range(-losses)[1]
     places, failed = np.arange(len(losses)), np.isnan(losses)
@@ -60,7 +62,7 @@ def candidates(
     mark(axes, members, losses[members], worst, ORANGE, "member")
     mark_failed(axes, places[failed], np.full(failed.sum(), worst))
     for i in members:
-        note(axes, f"#{i}", (i, min(losses[i], worst)), (0, 5), "center", SMALL, ORANGE)
+        note(axes, f"#{i}", (i, min(losses[i], worst)), (0, 5), "center", size=SMALL, colour=ORANGE)
     axes.set(xlim=(-0.7, len(losses) - 0.3), ylim=padded(best_loss, worst, 0.13))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     add_legend(figure)
@@ -71,6 +73,7 @@ def evidence(
     counts: Int[np.ndarray, " T"],
     values: Float[np.ndarray, " T"],
     sds: Float[np.ndarray, " T"],
+    *,
     draws: Estimate | None = None,
 ) -> Figure | None:
     """Draw log Ẑ against evaluations, ± two standard deviations; None where none is finite.
@@ -83,7 +86,7 @@ def evidence(
     counts, values, sds = counts[known], values[known], sds[known]
     sds = 2 * np.where(np.isfinite(sds), sds, 0)
     bars = 1.0 if len(counts) == 1 else 0.0  # one point has no band
-    figure, axes = frame("Evidence", "candidates evaluated", "log Ẑ", 3.2)
+    figure, axes = frame("Evidence", "candidates evaluated", "log Ẑ", height=3.2)
     axes.fill_between(counts, values - sds, values + sds, color=PALE, linewidth=0, label="± 2 sd")
     axes.errorbar(
         counts,
@@ -117,7 +120,7 @@ def kernel_map(
     The values are better when higher.
     """
     x, y = (f"axis {i + 1} ({100 * share:.0f} % of the spread)" for i, share in enumerate(shares))
-    figure, axes = frame("Candidates by kernel", x, y, 3.4)
+    figure, axes = frame("Candidates by kernel", x, y, height=3.4)
     low, high = shown_range(values)
     failed = np.isnan(values)
     worst_first = np.argsort(values, kind="stable")[: (~failed).sum()]  # NaN is sorted last
@@ -142,7 +145,7 @@ def kernel_map(
         label="member",
     )
     for i in members:
-        note(axes, f"#{i}", tuple(places[i]), (0, 8), "center", SMALL, ORANGE)
+        note(axes, f"#{i}", tuple(places[i]), (0, 8), "center", size=SMALL, colour=ORANGE)
     mark_failed(axes, *places[failed].T)
     clipped = bool(np.any(values < low))
     bar = figure.colorbar(points, extend="min" if clipped else "neither", pad=0.02, aspect=30)
@@ -159,7 +162,7 @@ def predictions(predicted: Predicted, correlation: float) -> Figure:
     """Draw what the surrogate predicted against what came out, in logarithms."""
     rank = f"rank correlation {signed(correlation, 2)}" if np.isfinite(correlation) else ""
     title = f"Surrogate: {rank}" if rank else "Surrogate"
-    figure, axes = frame(title, "log ℓ after training", "log ℓ predicted", 3.4)
+    figure, axes = frame(title, "log ℓ after training", "log ℓ predicted", height=3.4)
     low, high = shown_range(predicted.actual)
     high = max(high, float(np.max(predicted.mean, initial=low)))
     floor = low - 0.25 * max(high - low, 1e-3)  # for those that are lower, or have no logarithm

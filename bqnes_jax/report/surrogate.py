@@ -121,7 +121,7 @@ def interval_of_correlation(correlation: float, count: int) -> Estimate:
 
     Example:
         >>> [round(end, 2) for end in interval_of_correlation(0.5, 30)]
-        [0.5, 0.14, 0.74]
+        [0.5, 0.15, 0.74]
     """
     if count < 4 or not np.isfinite(correlation):
         return Estimate(correlation, float("nan"), float("nan"))

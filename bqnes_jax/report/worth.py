@@ -202,7 +202,7 @@ def _drawings(ensemble: Ensemble, searched: Searched) -> Iterator[Drawing]:
         else "Each point is a network; triangles are far above.",
     )
     figure = search_figures.evidence(
-        record.counts, record.log_evidence, record.evidence_sd, searched.draws
+        record.counts, record.log_evidence, record.evidence_sd, draws=searched.draws
     )
     if figure is not None and run.first_stage is None:
         yield Drawing(
