@@ -122,8 +122,10 @@ class Words(FiniteKernel):
         columns: how many there are; a word of that number marks the empty graph, one more fills up.
 
     Example:
-        >>> Words(3).gram(jnp.array([[0, 1], [0, 0], [2, 4]])).round(3).tolist()
-        [[1.0, 0.707, 0.0], [0.707, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        >>> print(Words(3).gram(jnp.array([[0, 1], [0, 0], [2, 4]])).round(3))
+        [[1.    0.707 0.   ]
+         [0.707 1.    0.   ]
+         [0.    0.    1.   ]]
     """
 
     columns: int
