@@ -205,7 +205,7 @@ def _begin(name: str, function: Callable[..., Any], args: tuple, kwargs: dict) -
     """
     from distributed import Queue
 
-    queue = Queue(name)
+    queue: Any = Queue(name)
     queue.put(None)
     begun = cast(int, queue.qsize())  # a coroutine only where its client is one
     queue.close()
