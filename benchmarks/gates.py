@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax import lax
+from jaxtyping import Array
 from shared import make_repeats, one_sentence, show
 
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.kernels import WL
+from bqnes_jax.kernels import WL, Kernel
 from bqnes_jax.quadrature import effective_size, scale_temperature
 from bqnes_jax.spaces import count_seeds
 from bqnes_jax.surrogates import wsabi
@@ -97,11 +98,15 @@ def noise(seeded: Tabulated | None) -> float:
         return float("nan")
     seeds = count_seeds(seeded.space)
     values = np.asarray(seeded.table.log_likelihoods, float).reshape(-1, seeds)
-    accuracies = np.asarray(seeded.table.accuracies).reshape(-1, seeds).mean(axis=1)
-    classes = np.shape(seeded.table.test_log_probs)[-1]
-    values = values[accuracies > CHANCES / classes]
+    accuracies = np.asarray(seeded.table.accuracies).reshape(-1, seeds)
+    return noise_of(values, accuracies, np.shape(seeded.table.test_log_probs)[-1])
+
+
+def noise_of(values: np.ndarray, accuracies: np.ndarray, classes: int) -> float:
+    """Return what `noise` does, of values and accuracies cells×seeds."""
+    values = values[accuracies.mean(axis=1) > CHANCES / classes]
     within = values.var(axis=1, ddof=1).mean()
-    between = values.mean(axis=1).var(ddof=1) - within / seeds
+    between = values.mean(axis=1).var(ddof=1) - within / values.shape[1]
     return float(np.sqrt(within / between)) if between > 0 else float("inf")
 
 
@@ -117,7 +122,6 @@ def misfit(tabulated: Tabulated, config: SearchConfig, searches: int) -> float:
     temperature = temperature_of(tabulated, config)
     landscape = Listed(space, WL(space))
     rows = landscape.rows(space.from_index(jnp.arange(space.size)))
-    truth = jnp.exp((table.log_likelihoods - jnp.max(table.log_likelihoods)) / temperature)
     evaluate = evaluator(table, space)
     keys = jax.random.split(jax.random.key(0), searches)
     found = jax.jit(make_repeats("us", config, space))(keys, evaluate).history
@@ -125,19 +129,32 @@ def misfit(tabulated: Tabulated, config: SearchConfig, searches: int) -> float:
     def share(archs):
         index = space.index(archs)
         seen = jnp.zeros(space.size, bool).at[index].set(True)
-        model = wsabi.fit(
-            landscape.kernel,
-            rows[index],
-            table.log_likelihoods[index],
-            temperature=temperature,
-            config=config.warp,
-            fit_config=config.fit,
-        )
-        scale = jnp.exp(model.log_scale - jnp.max(table.log_likelihoods) / temperature)
-        error = scale * wsabi.unwarp(model, model.latent.predict(rows)).mean - truth
-        return jnp.sqrt(jnp.mean(error**2, where=~seen)) / jnp.std(truth, where=~seen)
+        known, values = (rows[index], table.log_likelihoods[index]), (rows, table.log_likelihoods)
+        return misfit_of(landscape.kernel, known, values, ~seen, temperature, config)
 
     return float(jnp.mean(lax.map(share, found.archs)))
+
+
+def misfit_of(
+    kernel: Kernel,
+    known: tuple[Array, Array],
+    others: tuple[Array, Array],
+    where: Array,
+    temperature: float,
+    config: SearchConfig,
+) -> Array:
+    """Fit the surrogate to known rows and log-likelihoods; return its RMSE at some of the others.
+
+    It is divided by the deviation of the likelihoods there, the RMSE of their mean.
+    """
+    model = wsabi.fit(
+        kernel, *known, temperature=temperature, config=config.warp, fit_config=config.fit
+    )
+    rows, values = others
+    truth = jnp.exp((values - jnp.max(values)) / temperature)
+    scale = jnp.exp(model.log_scale - jnp.max(values) / temperature)
+    error = scale * wsabi.unwarp(model, model.latent.predict(rows)).mean - truth
+    return jnp.sqrt(jnp.mean(error**2, where=where)) / jnp.std(truth, where=where)
 
 
 def temperature_of(tabulated: Tabulated, config: SearchConfig) -> float:

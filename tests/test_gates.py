@@ -4,14 +4,16 @@ import importlib
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.spaces import NATS, Seeded, Subset
+from bqnes_jax.spaces import DARTS, NATS, Seeded, Subset
 from bqnes_jax.spaces.base import as_listed
 from bqnes_jax.tables import Table, Tabulated
+from tests.test_darts import histogram
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -24,7 +26,7 @@ def benchmark(monkeypatch):
     """Return a function that imports a benchmark."""
     monkeypatch.syspath_prepend(FOLDER)
     yield importlib.import_module
-    for name in ("gates", "winner"):
+    for name in ("gates", "winner", "collisions"):
         sys.modules.pop(name, None)
 
 
@@ -104,3 +106,22 @@ def test_a_winner_is_ahead_of_both_everywhere(benchmark):
     better = {key.replace("150", "50"): value for key, value in results.items()}
     assert winner.needed(results | better, "us+logpool", 3, (150, 50)) == "50"
     assert winner.needed(a_result(names, (0.0, 0.0, -9.0), (3,)), names[2], 3, (150,)) == "> 150"
+
+
+def test_collisions_are_counted_as_by_hand(benchmark):
+    collisions = benchmark("collisions")
+    archs = np.array(DARTS.sample(jax.random.key(0), 40))
+    archs[1] = archs[0]
+    labels = collisions.label_exactly(archs)
+    counts = [histogram(arch, 1) for arch in archs]
+    known = sorted(set().union(*counts), key=str)
+    assert len(np.unique(labels)) == len(known)
+    assert collisions.count_different(labels) == 39
+    shared = np.array([[sum(a[x] * b[x] for x in a) for b in counts] for a in counts[:5]])
+    length = np.sqrt([sum(n**2 for n in a.values()) for a in counts])
+    expected = shared / length[:5, None] / length
+    np.testing.assert_allclose(collisions.exact_gram(labels)[:5], expected, rtol=1e-6)
+    none = collisions.count_collisions(jnp.asarray(archs), labels, 2**20)
+    assert none[1:5] == (len(known), 0, 39, 39) and none.largest_error < 1e-5
+    two = collisions.count_collisions(jnp.asarray(archs), labels, 2)
+    assert two.sharing == len(known) and two.hashed <= 39 and two.mean_error > 0.01
