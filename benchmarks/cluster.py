@@ -176,7 +176,7 @@ class Simulated:
         self._given[number] = given
         heapq.heappush(self._ends, (self.now + takes, number))
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Any]]:
         self._tick()
         if wait and self._ends:
             self.now = max(self.now, self._ends[0][0])
@@ -282,7 +282,7 @@ def send(options: Options) -> dict:
                 while flying < min(most, count - ended):
                     calls.start(next(numbers), options.weights, shapes)
                     flying += 1
-                done = len(calls.finished(wait=True))
+                done = len(calls.collect(wait=True))
                 ended, flying = ended + done, flying - done
             return time.process_time() - spent
 

@@ -24,7 +24,7 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.cli.shell import progress_bar
 from bqnes_jax.families import CellFamily
 from bqnes_jax.runs import RunConfig, load_data, open_workbench, preset_config
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.spaces import NATS
 from bqnes_jax.studies.comparison import compare_on_table
 
@@ -40,7 +40,7 @@ _SHRUNK = {
 TASKS: dict[str, RunConfig] = {
     "digits": preset_config(),
     **{
-        name: updated(preset_config(data=name), _SHRUNK)
+        name: replace_fields(preset_config(data=name), _SHRUNK)
         for name in ("cifar10_subset", "cifar100_subset")
     },
 }

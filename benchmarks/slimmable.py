@@ -33,7 +33,7 @@ from bqnes_jax.runs import (
     open_workbench,
     preset_config,
 )
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.studies.comparison import Row, compare_live
 
 _SHRUNK = {
@@ -47,9 +47,9 @@ _SHRUNK = {
     },
 }
 TASKS: dict[str, RunConfig] = {
-    "digits": updated(preset_config("tiny", "slimmable"), {"split": [600, 500, 697]}),
+    "digits": replace_fields(preset_config("tiny", "slimmable"), {"split": [600, 500, 697]}),
     **{
-        name: updated(preset_config("tiny", "slimmable", data=name), _SHRUNK)
+        name: replace_fields(preset_config("tiny", "slimmable", data=name), _SHRUNK)
         for name in ("cifar10_subset", "cifar100_subset")
     },
 }

@@ -121,7 +121,7 @@ class Pair(NamedTuple):
             return config
         return dataclasses.replace(config, initial=size, budget=size)
 
-    def own(self, history: History, size: int | Int32[Array, ""]) -> History:
+    def selectable(self, history: History, size: int | Int32[Array, ""]) -> History:
         """Return a history with what this algorithm does not select from left out, or failed."""
         if self.only_members:  # it never had more to choose from than it takes
             return history._replace(count=jnp.minimum(history.count, size))
@@ -171,7 +171,7 @@ def select_ensemble(
     last = jax.tree.map(lambda leaf: leaf[-1], trace)
     alike = needs_kernel(algorithm.method)
     given = Given(
-        algorithm.own(history, size if limit is None else limit),
+        algorithm.selectable(history, size if limit is None else limit),
         strategy.gram(last, history.archs) if alike else None,
         None if strategy.prior is None else strategy.prior(history.archs),
         last.temperature,

@@ -131,7 +131,7 @@ def conversation(
     trace: list[Info] = []
     for step_key in keys:
         count = int(state.history.count)
-        asked = _asked(info, count, config.budget, recorded)
+        asked = _ask_next(info, count, config.budget, recorded)
         outcome = yield asked.archs
         state = tell(state, outcome._replace(scores=asked.scores))
         state, info = strategy.ask(step_key, state)
@@ -143,7 +143,7 @@ def conversation(
     return Searched(state.history, jax.tree.map(lambda *leaves: np.stack(leaves), *trace))
 
 
-def _asked(info: Info, count: int, budget: int, recorded: Recorded | None) -> Recorded:
+def _ask_next(info: Info, count: int, budget: int, recorded: Recorded | None) -> Recorded:
     """Return what is evaluated next: what was once, if it is recorded, or what is asked for now."""
     end = min(count + len(info.archs), budget)
     if recorded is not None and count < len(recorded.archs):

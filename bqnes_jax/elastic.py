@@ -80,7 +80,7 @@ class Crew(Protocol):
         """Begin to evaluate a candidate."""
         ...
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Outcome]]:
         """Return the numbers and outcomes of what has ended, in that order.
 
         With `wait`, wait until there is one, or for some time, after which `size` is looked at.
@@ -129,7 +129,7 @@ class OnExecutor:
         """Send a candidate to a worker."""
         self._numbers[self._executor.submit(self._evaluate, arch[None])] = number
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Outcome]]:
         """Return the numbers and outcomes of what has ended; an error is raised here."""
         done = wait_for_first(self._numbers, seconds=None if wait else 0.0)
         return [(self._numbers.pop(future), future.result()) for future in done]
@@ -204,12 +204,12 @@ def drive(
     while search.told < config.budget:
         # What arrives while a candidate is chosen is known to the choice of the next one.
         complete = len(search.asked) == config.budget
-        for number, outcome in work.arrived(wait=complete or work.is_busy()):
+        for number, outcome in work.take_arrivals(wait=complete or work.is_busy()):
             happen(Arrived(number))
             search.tell(number, outcome)
         if not (complete or work.is_busy()):
             most = min(crew.size, config.budget) - 1  # beside the one that is asked for
-            room = _grown(room, max(most, search.pending))
+            room = _next_length(room, max(most, search.pending))
             happen(search.ask(room))
             work.start()
     search.ask(room)  # for what is believed in the end
@@ -243,19 +243,19 @@ def drive_all(
             number = next(numbers)
             running[number] = i, place
             crew.start(number, arch)
-        for number, outcome in crew.finished(wait=True):
+        for number, outcome in crew.collect(wait=True):
             i, place = running.pop(number)
             batches[i][place] = outcome
             outcomes = list(batches[i].values())
             if all(one is not None for one in outcomes):
                 try:
-                    ask(i, searches[i].send(_stacked(outcomes)))
+                    ask(i, searches[i].send(_stack(outcomes)))
                 except StopIteration as stop:
                     found[i] = stop.value
     return [found[i] for i in range(len(searches))]
 
 
-def _stacked(outcomes: list) -> Outcome:
+def _stack(outcomes: list) -> Outcome:
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outcomes)
 
 
@@ -340,7 +340,7 @@ class _Work:
             self._begun += 1
             self._running += 1
 
-    def arrived(self, *, wait: bool) -> list[tuple[int, Outcome]]:
+    def take_arrivals(self, *, wait: bool) -> list[tuple[int, Outcome]]:
         """Return what has arrived, in that order; wait until there is something, or do not."""
         self._collect(wait=wait and not self._held)
         arrived, self._held = list(self._held.items()), {}
@@ -355,12 +355,12 @@ class _Work:
     def _collect(self, *, wait: bool) -> None:
         self.start()
         if self._running:
-            finished = self._crew.finished(wait=wait)
+            finished = self._crew.collect(wait=wait)
             self._running -= len(finished)
             self._held |= dict(finished)
             self.start()
 
 
-def _grown(room: int, needed: int) -> int:
+def _next_length(room: int, needed: int) -> int:
     """Return the length of the array of pending candidates: it is doubled, if it has to grow."""
     return room if needed <= room else max(needed, 2 * room)

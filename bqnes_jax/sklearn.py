@@ -66,7 +66,7 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
         """Select members and weights by data that the estimators were not trained on."""
         X, y = validate_data(self, X, y)  # noqa: N806
         check_classification_targets(y)
-        names, models = self._named()
+        names, models = self._name()
         resolve_size(self.size, len(models))  # before any is trained
         if not all(map(_is_fitted, models)):
             train, rest = self._halves(y)
@@ -102,7 +102,7 @@ class EnsembleClassifier(ClassifierMixin, BaseEstimator):
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
 
-    def _named(self) -> tuple[list[str], list[Any]]:
+    def _name(self) -> tuple[list[str], list[Any]]:
         pairs = [
             each if isinstance(each, tuple) else (f"{i} {type(each).__name__}", each)
             for i, each in enumerate(self.estimators)

@@ -184,7 +184,7 @@ def test_any_altered_pickle_is_read_or_refused(data):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     del content[data.draw(st.integers(len(content) // 2, 2 * len(content))) :]
     try:
-        with archives.damaged_means_refused(Path("batch")):
+        with archives.refuse_damaged(Path("batch")):
             archives.unpickle(io.BytesIO(content))
     except BQNESError as error:
         assert "get it again" in str(error)

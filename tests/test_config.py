@@ -15,7 +15,7 @@ from bqnes_jax.runs import (
     make_family,
     preset_config,
 )
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.training import SupernetConfig, TrainConfig
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -49,7 +49,7 @@ def test_the_options_of_training_are_those_of_the_family(tmp_path):
     assert preset_config("paper").train == TrainConfig()
     assert preset_config("tiny").train == PRESETS["tiny"].train["nats"]
     with pytest.raises(BQNESError, match="train has 'random_slices'"):
-        updated(preset_config("tiny"), {"train": {"random_slices": 2}}, where="train")
+        replace_fields(preset_config("tiny"), {"train": {"random_slices": 2}}, where="train")
 
 
 def test_the_sizes_of_a_split_are_those_of_the_data_set_of_the_preset(tmp_path):
@@ -65,7 +65,7 @@ def test_the_sizes_of_a_split_are_those_of_the_data_set_of_the_preset(tmp_path):
 def test_a_config_survives_json(preset, family, tmp_path):
     config = preset_config(preset, family)
     content = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert updated(RunConfig(train=type(config.train)()), content) == config
+    assert replace_fields(RunConfig(train=type(config.train)()), content) == config
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert configure("tiny", tmp_path / "config.json") == config
 
@@ -112,7 +112,7 @@ def test_other_things_that_are_refused(tmp_path):
         configure("tiny", tmp_path / "none.yaml")
     with pytest.raises(BQNESError, match="ensemble_size is 0"):
         configure("tiny", ensemble_size=0)
-    config = updated(preset_config("tiny"), {"train": {"seeds": 2}})
+    config = replace_fields(preset_config("tiny"), {"train": {"seeds": 2}})
     with pytest.raises(BQNESError, match=r"train\.seeds is 2"):
         make_family(config).check(load_data(config))
 
@@ -120,7 +120,7 @@ def test_other_things_that_are_refused(tmp_path):
 @pytest.mark.parametrize("family", families())
 def test_the_number_of_classes_is_that_of_the_data(family):
     changes = {"train": {"network": {"classes": 77}}, "image_size": 4}
-    config = updated(preset_config("tiny", family), changes)
+    config = replace_fields(preset_config("tiny", family), changes)
     data = load_data(config)
     assert data.classes == 10 and data.name == "digits"
     assert make_family(config).manifest(10)["network"]["classes"] == 10

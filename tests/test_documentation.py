@@ -10,7 +10,7 @@ import pytest
 
 import bqnes_jax
 from bqnes_jax.runs import PRESETS
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from tests.conftest import all_but_slow
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -45,7 +45,9 @@ SNIPPETS = [(page, snippet) for page in PAGES for snippet in PYTHON.findall(page
 @pytest.mark.parametrize(("page", "snippet"), SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets(page, snippet, tmp_path, monkeypatch):
     tiny = PRESETS["tiny"]
-    smaller = updated(tiny.train["nats"], {"steps": 2, "chunk": 10, "network": {"channels": 1}})
+    smaller = replace_fields(
+        tiny.train["nats"], {"steps": 2, "chunk": 10, "network": {"channels": 1}}
+    )
     monkeypatch.setitem(PRESETS, "tiny", tiny._replace(train={"nats": smaller}))
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, str(page), "exec"), {})

@@ -52,7 +52,7 @@ class Shuffled:
         self.running[number] = arch
         self.most = max(self.most, len(self.running))
 
-    def finished(self, *, wait):
+    def collect(self, *, wait):
         if not wait and self._draw.random() < 0.7:
             return []
         number = sorted(self.running)[self._draw.integers(len(self.running))]

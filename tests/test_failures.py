@@ -17,9 +17,9 @@ from bqnes_jax.cli import main
 from bqnes_jax.data import from_arrays
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import cells, from_functions
-from bqnes_jax.files import locked
+from bqnes_jax.files import lock
 from bqnes_jax.runs import Run, preset_config
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.spaces import Product
 from bqnes_jax.storage import DamagedEntryWarning
 from bqnes_jax.surrogates import FitConfig
@@ -28,7 +28,7 @@ from tests.test_cli import SMALL
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
 KILLS = 20
-CONFIG = updated(preset_config("tiny"), SMALL)
+CONFIG = replace_fields(preset_config("tiny"), SMALL)
 
 
 def content(directory, family=None, budget=8):
@@ -222,7 +222,7 @@ def test_images_that_are_cut_short_are_refused_and_the_run_stays(tmp_path, count
     random = np.random.default_rng(0)
     path, out = tmp_path / "images.npz", tmp_path / "run"
     np.savez(path, x=random.integers(0, 255, (150, 4, 4, 1), np.uint8), y=np.arange(150) % 10)
-    config = updated(CONFIG, {"data": str(path)})
+    config = replace_fields(CONFIG, {"data": str(path)})
     bqnes_jax.search(config, out=out)
     before, whole = content(out), path.read_bytes()
     counted.clear()
@@ -284,7 +284,7 @@ def test_when_every_member_has_nan_losses_one_sentence_says_so(tmp_path, monkeyp
 def test_two_runs_in_one_directory_are_refused(tmp_path, capsys, counted):
     out = tmp_path / "run"
     out.mkdir()
-    with locked(out / "lock", "run"):
+    with lock(out / "lock", "run"):
         with pytest.raises(BQNESError, match="is at work in another process; wait for it"):
             bqnes_jax.search(CONFIG, out=out)
         assert main(["run", "--out", str(out)]) == 1

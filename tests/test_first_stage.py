@@ -11,13 +11,13 @@ from bqnes_jax.families import CellFamily, SharingFamily, SliceFamily
 from bqnes_jax.report import write_report
 from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.config import first_stage, make_family
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.runs.launch import _shortlist
 from tests.test_cli import SEARCH
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
-CONFIG = updated(
+CONFIG = replace_fields(
     preset_config("tiny"),
     {
         "algorithm": "random+beam",
@@ -125,11 +125,11 @@ def test_progress_tells_the_stages_apart(tmp_path):
 def test_shared_cells_are_trained_by_the_recipe_of_single_ones_for_longer():
     family = CellFamily(CONFIG.train)
     assert isinstance(family, SharingFamily) and not isinstance(SliceFamily(), SharingFamily)
-    name, options = family.sharing()
+    name, options = family.shared_family()
     assert name == "shared" and options.network == CONFIG.train.network
     assert options.steps == 12 * CONFIG.train.steps and options.batch == CONFIG.train.batch
     by_epochs = dataclasses.replace(CONFIG.train, steps=None, epochs=5)
-    assert CellFamily(by_epochs).sharing()[1].epochs == 60
+    assert CellFamily(by_epochs).shared_family()[1].epochs == 60
     config, shared = first_stage(CONFIG, family)
     assert shared.space == family.space and config.evaluate == "alone"
 

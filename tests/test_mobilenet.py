@@ -321,13 +321,13 @@ def test_initial_weights_have_their_scale(key):
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_channels_of_each_option():
-    assert MobileNetConfig().channels_used(96) == (0, 48, 72, 96)
-    assert MobileNetConfig().channels_used(9) == (0, 5, 7, 9)
+    assert MobileNetConfig().count_channels(96) == (0, 48, 72, 96)
+    assert MobileNetConfig().count_channels(9) == (0, 5, 7, 9)
     one, five = (
         dataclasses.replace(CONFIG, space=dataclasses.replace(SPACE, widths=n)) for n in (1, 5)
     )
-    assert one.channels_used(7) == (0, 7)
-    assert five.channels_used(16) == (0, 8, 10, 12, 14, 16)
+    assert one.count_channels(7) == (0, 7)
+    assert five.count_channels(16) == (0, 8, 10, 12, 14, 16)
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)

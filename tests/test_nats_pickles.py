@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bqnes_jax import nats_bench
-from bqnes_jax.data.archives import damaged_means_refused
+from bqnes_jax.data.archives import refuse_damaged
 from bqnes_jax.errors import BQNESError
 from tests import published
 from tests.test_nats_archive import refused
@@ -109,7 +109,7 @@ def test_any_altered_pickle_is_read_or_refused(data):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     del content[data.draw(st.integers(len(content) // 2, 2 * len(content))) :]
     try:
-        with damaged_means_refused(Path("file")):
+        with refuse_damaged(Path("file")):
             found = nats_bench.unpickle(io.BytesIO(content))
             found["200"]["w"].array()
     except BQNESError as error:

@@ -17,7 +17,7 @@ from bqnes_jax.files import (
     Remote,
     as_path,
     check_bound,
-    locked,
+    lock,
     open_file,
     read_log,
     read_small,
@@ -127,13 +127,13 @@ def test_one_of_many_creates_and_no_line_is_lost(place):
 
 
 def hold(path):
-    with locked(path, "this run"):
+    with lock(path, "this run"):
         return len(list(path.iterdir()))
 
 
 def test_a_lock_is_a_lease(place):
     path, refused = place / "lock", r"at work in another process.*ends in a minute"
-    with locked(path, "this run"), pytest.raises(BQNESError, match=refused):
+    with lock(path, "this run"), pytest.raises(BQNESError, match=refused):
         hold(path)
     assert hold(path) == 2, "it was let go"
     for seconds in (60, -1):  # until the lease of one that was killed ends
@@ -192,7 +192,7 @@ def test_what_others_put_beside_lines(place, server):
     assert [path.name for path in log.iterdir()] == ["00000000", "notes.txt", "٣"]
     log.append(b", and locked")
     assert log.read_log() == b"free, and locked"
-    with locked(lock, "this run"), pytest.raises(BQNESError, match="at work in another process"):
+    with lock(lock, "this run"), pytest.raises(BQNESError, match="at work in another process"):
         hold(lock)
 
 

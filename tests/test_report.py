@@ -59,7 +59,7 @@ def test_the_page(written, tmp_path):
         assert f"{loss:.4f}" in page.section(section)
         assert f"{own.metrics.ece:.4f}" in page.section(section)
     assert f"The temperature {own.temperature:.2f} after pooling" in page.said
-    assert f"the ECE from {own.uncalibrated().metrics.ece:.4f}" in page.said
+    assert f"the ECE from {own.without_temperature().metrics.ece:.4f}" in page.said
     assert "bqnes run --config config.yaml" in page.text and "bqnes reselect" not in page.text
 
 

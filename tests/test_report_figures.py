@@ -98,10 +98,10 @@ def test_the_map_keeps_distances():
 
 
 def test_networks_that_learnt_nothing_do_not_squeeze_the_others():
-    low, high = plots.shown_range(HOPELESS)
+    low, high = plots.range_of(HOPELESS)
     assert high == -70 and -200 < low < -80
-    assert plots.shown_range(np.array([np.nan])) == (-1, 0)
-    assert plots.shown_range(np.array([-3.0])) == (-3.5, -2.5)
+    assert plots.range_of(np.array([np.nan])) == (-1, 0)
+    assert plots.range_of(np.array([-3.0])) == (-3.5, -2.5)
 
 
 def test_figures_show_what_was_measured(tmp_path):

@@ -129,7 +129,7 @@ def test_a_deep_ensemble_is_a_rival_where_its_seeds_were_trained(tmp_path):
 @pytest.mark.slow
 def test_what_a_member_adds_is_what_is_lost_without_it(tmp_path):
     run = make_run(tmp_path)
-    ensemble = run.saved_ensemble().uncalibrated()
+    ensemble = run.saved_ensemble().without_temperature()
     said, labels = np.asarray(run.test_log_probs(ensemble.members), float), run.record.test_labels
     found = losses_without(ensemble, said.astype(np.float32))
     weights = np.where(np.arange(3) == 1, 0, ensemble.weights)

@@ -14,13 +14,13 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_json
 from bqnes_jax.quadrature import effective_size, log_posterior, scale_temperature
 from bqnes_jax.runs import Run, load_data, measure, preset_config
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.runs.layout import read_config
 from bqnes_jax.studies import robustness
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
-CONFIG = updated(
+CONFIG = replace_fields(
     preset_config("tiny", "slimmable"),
     {
         "algorithm": "NES-RE",
@@ -175,14 +175,14 @@ def test_what_all_slices_share_is_needed_to_predict(copied):
 def test_a_run_of_something_else_is_refused(finished, changes, says):
     before = {path: path.stat().st_mtime_ns for path in finished[0].rglob("*")}
     with pytest.raises(BQNESError, match=says):
-        bqnes_jax.search(updated(CONFIG, changes), out=finished[0])
+        bqnes_jax.search(replace_fields(CONFIG, changes), out=finished[0])
     after = {path: path.stat().st_mtime_ns for path in finished[0].rglob("*")}
     assert {path for path in after if after[path] != before.get(path)} <= {finished[0] / "lock"}
 
 
 @pytest.mark.slow
 def test_a_run_of_another_family_is_refused(finished):
-    other = updated(
+    other = replace_fields(
         preset_config("tiny"),
         {name: dataclasses.asdict(CONFIG)[name] for name in ("search", "image_size", "split")}
         | {"train": {"batch": 20}},
@@ -215,7 +215,7 @@ def without_training(directory, config):
     ],
 )
 def test_what_only_selects_or_speeds_up_is_the_same_run(copied, changes):
-    config = updated(CONFIG, changes)
+    config = replace_fields(CONFIG, changes)
     before = Run.load(copied)
     run = without_training(copied, config)
     jax.tree.map(np.testing.assert_array_equal, run.record, before.record)
@@ -230,7 +230,7 @@ def test_what_only_selects_or_speeds_up_is_the_same_run(copied, changes):
 def test_another_chunk_is_the_same_run(tmp_path):
     """Of networks that are trained each on its own."""
     small = {"steps": 2, "batch": 20, "chunk": 2, "network": {"channels": 1}}
-    config = updated(
+    config = replace_fields(
         preset_config("tiny"),
         {
             "search": {"initial": 6, "budget": 6, "batch": 3},
@@ -242,11 +242,11 @@ def test_another_chunk_is_the_same_run(tmp_path):
     )
     before = bqnes_jax.search(config, out=tmp_path)
     for chunk in (3, None):
-        again = without_training(tmp_path, updated(config, {"train": {"chunk": chunk}}))
+        again = without_training(tmp_path, replace_fields(config, {"train": {"chunk": chunk}}))
         jax.tree.map(np.testing.assert_array_equal, again.record, before.record)
 
 
-LONGER = updated(CONFIG, {"search": {"budget": 10}})
+LONGER = replace_fields(CONFIG, {"search": {"budget": 10}})
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from bqnes_jax.quadrature import (
     scale_temperature,
 )
 from bqnes_jax.runs import preset_config
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.selection import select
 from bqnes_jax.surrogates import FitConfig, wsabi
 from bqnes_jax.tables import Table, evaluator
@@ -160,7 +160,7 @@ def test_both_work_under_jit_and_vmap(tolerance):
         (lambda: scale_temperature(5, observations=-1.0), "observations is -1.0"),
         (lambda: SearchConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
         (
-            lambda: updated(SearchConfig(), {"temperature": "cold"}),
+            lambda: replace_fields(SearchConfig(), {"temperature": "cold"}),
             "'cold'; it must be a number or",
         ),
         (lambda: SearchConfig(observations=0.0), "observations is 0.0; it must be positive"),
@@ -346,7 +346,7 @@ def test_the_paper_keeps_its_temperature():
 @pytest.mark.parametrize("change", [{"temperature": 3}, {"observations": 9}, {"effective": 0.5}])
 def test_what_decides_the_temperature_decides_who_a_run_is(change):
     plain = preset_config()
-    other = updated(plain, {"search": change})
+    other = replace_fields(plain, {"search": change})
     assert identity(plain.search) != identity(other.search)
     assert plain.identity() != other.identity()
 
@@ -354,9 +354,9 @@ def test_what_decides_the_temperature_decides_who_a_run_is(change):
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("value", [64, 0.5, "auto", None])
 def test_a_file_may_say_any_of_them(value):
-    assert updated(SearchConfig(), {"temperature": value}).temperature == value
+    assert replace_fields(SearchConfig(), {"temperature": value}).temperature == value
     with pytest.raises(BQNESError, match="temperature is True; it must be a number or 'auto' or"):
-        updated(SearchConfig(), {"temperature": True})
+        replace_fields(SearchConfig(), {"temperature": True})
 
 
 @pytest.mark.slow("float64")

@@ -168,7 +168,7 @@ def test_what_two_searches_ask_for_is_trained_once(folder, threads, tmp_path):
             crew.start(number, arch)
         found = {}
         while len(found) < 3:
-            found |= dict(crew.finished(wait=True))
+            found |= dict(crew.collect(wait=True))
     assert {len(tries) for tries in farm.tries_in(folder).values()} == {1}
     assert len({float(one.log_likelihoods[0]) for one in found.values()}) == 1
 
@@ -242,7 +242,7 @@ def ended(calls):
     """Return what calls come to, if they come to an end."""
     found, until = [], time.monotonic() + 100
     while not found and time.monotonic() < until:
-        found = calls.finished(wait=True)
+        found = calls.collect(wait=True)
     return found
 
 

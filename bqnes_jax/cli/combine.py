@@ -9,7 +9,7 @@ import tyro
 from bqnes_jax.cli.shell import prepare_jax, say, warn
 from bqnes_jax.combination import combine
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import write_json, writing
+from bqnes_jax.files import explain_writing, write_json
 from bqnes_jax.studies.predictions import read_predictions
 
 
@@ -61,7 +61,7 @@ class CombineCommand:
         )
         say(found.table())
         warn(found.warnings)
-        with writing(f"report {out}"):
+        with explain_writing(f"report {out}"):
             out.mkdir(parents=True, exist_ok=True)
             write_json(out / "ensemble.json", found.as_dict())
         say(f"report: {found.report(out / 'report.html')}")

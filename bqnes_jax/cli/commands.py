@@ -20,7 +20,7 @@ from bqnes_jax.cli.run import PredictCommand, ReportCommand, ReselectCommand, Ru
 from bqnes_jax.cli.shell import complain, stop, warnings_in_a_line
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.runs import RunConfig, TaskConfig, preset_config
-from bqnes_jax.runs.fields import fitted, read_fields
+from bqnes_jax.runs.fields import fit_value, read_fields
 from bqnes_jax.runs.presets import configure_from, search_from
 
 
@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe may know less than UTF-8
     debug = "--debug" in arguments
-    arguments = [_renamed(argument) for argument in arguments if argument != "--debug"]
+    arguments = [_rename_space(argument) for argument in arguments if argument != "--debug"]
     try:
         command = tyro.cli(
             _commands(arguments),
@@ -84,11 +84,11 @@ def _flags_in(kind: type, written: dict, where: str) -> tuple[dict[str, Any], di
             others[name] = value
             continue
         value = str(value) if name == "workers" and type(value) is int else value
-        flags[name] = fitted(kind, name, value, own[name], where=f"{where}: {name}")
+        flags[name] = fit_value(kind, name, value, own[name], where=f"{where}: {name}")
     return flags, others
 
 
-def _renamed(argument: str) -> str:
+def _rename_space(argument: str) -> str:
     """Let a family be chosen by the space of its networks, too: --space darts."""
     flag, *value = argument.split("=", 1)
     return "=".join(["--family", *value]) if flag == "--space" else argument

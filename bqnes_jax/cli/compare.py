@@ -27,7 +27,7 @@ from bqnes_jax.cli.shell import (
 from bqnes_jax.data import check_split
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import with_seeds
-from bqnes_jax.files import as_path, locked, write_whole, writing
+from bqnes_jax.files import as_path, explain_writing, lock, write_whole
 from bqnes_jax.runs import (
     RunConfig,
     TaskConfig,
@@ -171,7 +171,7 @@ class CompareCommand:
         asked = self.seeds * self.search.batch
         with contextlib.ExitStack() as stack:
             with progress_bar("preparing") as progress:
-                opened = _opened(
+                opened = _open_checked(
                     self.task,
                     out,
                     seeds=self.weight_seeds,
@@ -180,7 +180,7 @@ class CompareCommand:
                     asked=asked,
                 )
                 bench = stack.enter_context(opened)
-            count = _counted(stack.enter_context(progress_bar("training")), total)
+            count = _count_done(stack.enter_context(progress_bar("training")), total)
             measure = self.search.measure
             return comparison.compare_live(
                 bench.space,
@@ -198,7 +198,7 @@ class CompareCommand:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_checked(
     task: TaskConfig,
     directory: Path,
     *,
@@ -210,9 +210,9 @@ def _opened(
     family, data = with_seeds(make_family(task), seeds), load_data(task)
     check_split(data)
     family.check(data)
-    with writing(str(directory)):
+    with explain_writing(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / "lock", str(directory)), contextlib.ExitStack() as stack:
+    with lock(directory / "lock", str(directory)), contextlib.ExitStack() as stack:
         team, cluster = None, stack.enter_context(cluster_of(workers))
         if cluster is not None:
             given = {"family": family, "data": data, "seed": task.seed, "directory": directory}
@@ -281,7 +281,7 @@ class TabulateCommand:
                 f"the known tables have all of the {self.count} cells; give a larger --count."
             )
         own = {"seeds": self.seeds, "workers": self.workers, "dtype": "float32"}
-        with _opened(self.task, folder, **own) as bench:
+        with _open_checked(self.task, folder, **own) as bench:
             if self.points is not None:
                 most = min(len(part.labels) for part in (bench.data.valid, bench.data.test))
                 check_whole("points", self.points, 1, most)
@@ -295,7 +295,7 @@ class TabulateCommand:
         places = (numbers[:, None] * self.seeds + np.arange(self.seeds)).ravel()
         archs = as_listed(bench.space).from_index(places)
         with progress_bar("training") as progress:
-            bench.train(archs, _counted(progress, len(archs)))
+            bench.train(archs, _count_done(progress, len(archs)))
         keys = keys_of(bench.space, archs, self.task.seed)
         stored = bench.store.predictions(*zip(*keys, strict=True))
         if not stored.ok.any():
@@ -325,7 +325,7 @@ class TabulateCommand:
 
 def write_tables(rows: list[comparison.Row], folder: Path) -> None:
     """Write a comparison as text, CSV, Markdown and LaTeX."""
-    with writing(str(folder)):
+    with explain_writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, write in (
             ("txt", formats.as_text),
@@ -340,7 +340,7 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     in_bold = console().is_terminal
     summarised = formats.summarise(rows)
 
-    def shown(cell: formats.Cell, column: int) -> str:
+    def show_cell(cell: formats.Cell, column: int) -> str:
         text = formats.format_cell(cell, column)
         return text if in_bold else f"{text} {'*' if cell.best else ' '}"
 
@@ -348,7 +348,7 @@ def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
     show_table(
         ["", "M", *formats.headers(rows)],
         [
-            [row.algorithm, row.members, *(shown(cell, j) for j, cell in enumerate(cells))]
+            [row.algorithm, row.members, *(show_cell(cell, j) for j, cell in enumerate(cells))]
             for row, cells in zip(rows, summarised, strict=True)
         ],
         title=f"{data}, test data: mean ± standard error over {seeds} seeds; as good as any {best}",
@@ -371,7 +371,7 @@ def _searches(name: str) -> bool:
     return isinstance(found, Pair) and not found.only_members
 
 
-def _counted(progress: Callable[..., None], total: int) -> Callable[[int], None]:
+def _count_done(progress: Callable[..., None], total: int) -> Callable[[int], None]:
     done = 0
 
     def count(more: int) -> None:

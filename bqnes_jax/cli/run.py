@@ -27,7 +27,7 @@ from bqnes_jax.cli.shell import (
     warn,
 )
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import as_path, damaged_means_refused, write_whole, writing
+from bqnes_jax.files import as_path, explain_writing, refuse_damaged, write_whole
 from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.parallel import is_first
 from bqnes_jax.runs import Ensemble, Metrics, Run, RunConfig, TaskConfig, search
@@ -251,7 +251,7 @@ class PredictCommand:
             content = io.BytesIO(csv.encode())
             if self.out.suffix == ".npy":
                 np.save(content := io.BytesIO(), shown)
-            with writing(str(self.out)):
+            with explain_writing(str(self.out)):
                 write_whole(self.out, content.getvalue())
         if score is not None:
             complain(score)
@@ -348,9 +348,7 @@ def _show_members(ensemble: Ensemble, warnings: Sequence[str]) -> None:
 
 def _read_array(path: Path, what: str) -> np.ndarray:
     remedy = f"save the {what} as one with numpy.save."
-    with damaged_means_refused(
-        path, "is not an .npy of numbers", remedy=remedy, absent="is not there."
-    ):
+    with refuse_damaged(path, "is not an .npy of numbers", remedy=remedy, absent="is not there."):
         return read_npy(path)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bqnes_jax.data.examples import Dataset, Examples, as_examples, count_classes
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import Bounded, damaged_means_refused, open_file
+from bqnes_jax.files import Bounded, open_file, refuse_damaged
 from bqnes_jax.files.arrays import open_npz
 from bqnes_jax.files.tars import open_tar
 from bqnes_jax.files.unpickling import NumberType, Stateful, Unpickler
@@ -52,7 +52,7 @@ def read_published(name: str, path: Path, *, verify: bool = True) -> Dataset:
             raise BQNESError(f"{full} is not a file; {how_to_get(name)}")
         if verify:
             _check_checksum(full, checksum)
-    with damaged_means_refused(path):
+    with refuse_damaged(path):
         train, test = published.read(path)
     dataset = Dataset(name, published.classes, train, test)
     check_dataset(dataset, path)
@@ -66,7 +66,7 @@ def read_published(name: str, path: Path, *, verify: bool = True) -> Dataset:
 
 def read_npz(name: str, path: Path) -> Dataset:
     """Read `x_train`, `y_train`, `x_test`, `y_test` (or `x`, `y`) and, if there, `classes`."""
-    with damaged_means_refused(path), open_npz(path) as file:
+    with refuse_damaged(path), open_npz(path) as file:
         names = ("x_train", "y_train") if "x_train" in file else ("x", "y")
         absent = [key for key in names if key not in file]
         if "x_test" in file and "y_test" not in file:
@@ -113,7 +113,7 @@ def how_to_get(name: str, directory: Path | None = None) -> str:
 
 def _check_checksum(path: Path, expected: str) -> None:
     algorithm = "md5" if len(expected) == 32 else "sha256"
-    with damaged_means_refused(path), open_file(path) as file:
+    with refuse_damaged(path), open_file(path) as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         raise BQNESError(

@@ -28,11 +28,11 @@ from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.files import (
     check_unpacked,
-    damaged_means_refused,
     load_json,
-    locked,
+    lock,
     open_file,
     read_small,
+    refuse_damaged,
 )
 
 VERSION = "1.0.0"
@@ -106,7 +106,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
     One process works there at a time; the others wait for it.
     """
-    with locked(directory / ".prepare.lock", f"data directory {directory}", wait=True):
+    with lock(directory / ".prepare.lock", f"data directory {directory}", wait=True):
         for left in directory.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
@@ -121,7 +121,7 @@ def find_prepared(name: str, directory: Path) -> Path | None:
 
 def read_prepared(name: str, folder: Path) -> Dataset:
     """Read a data set that `prepare`, or TFDS itself, wrote as `array_record`."""
-    with damaged_means_refused(folder):
+    with refuse_damaged(folder):
         builder = _open(folder, how_to_get(name) if name in PUBLISHED else "prepare it again.")
         features = builder.info.features
         if not {"image", "label"} <= set(features or ()) or "train" not in builder.info.splits:
@@ -144,7 +144,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
 
 def read_test(folder: Path) -> Examples:
     """Read the test images of a prepared data set, which may have no others."""
-    with damaged_means_refused(folder):
+    with refuse_damaged(folder):
         builder = _open(folder, "get it as arrays.")
         shape = _shape(builder.info.features["image"])
         return _read_split(builder.as_data_source("test"), shape, folder)

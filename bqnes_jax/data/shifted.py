@@ -17,7 +17,7 @@ from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.data.prepared import find_prepared, read_test
 from bqnes_jax.data.splits import SplitIndices
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused
+from bqnes_jax.files import refuse_damaged
 from bqnes_jax.files.arrays import map_npy, read_npy
 from bqnes_jax.types import PRNGKey
 
@@ -40,7 +40,7 @@ def corrupt_test(key: PRNGKey, test: Examples) -> Shifted:
         (5, 8, 8, 1)
     """
 
-    def shifted(name: str, severity: int) -> Examples:
+    def shift(name: str, severity: int) -> Examples:
         if name == CLEAN:
             return test
         own = jax.random.fold_in(key, list(CORRUPTIONS).index(name))
@@ -51,7 +51,7 @@ def corrupt_test(key: PRNGKey, test: Examples) -> Shifted:
             parts.append(np.asarray(corrupt(name, jax.random.fold_in(own, start), part, severity)))
         return Examples(np.concatenate(parts)[:n], test.labels)
 
-    return shifted
+    return shift
 
 
 def read_corrupted(path: str | os.PathLike[str], dataset: Dataset, places: SplitIndices) -> Shifted:
@@ -77,22 +77,22 @@ def read_corrupted(path: str | os.PathLike[str], dataset: Dataset, places: Split
 
 def _from_arrays(path: Path, dataset: Dataset, places: Int[np.ndarray, " m"]) -> Shifted:
     clean, n = dataset.test, len(dataset.test.labels)
-    with damaged_means_refused(path / "labels.npy"):
+    with refuse_damaged(path / "labels.npy"):
         labels = read_npy(path / "labels.npy")
     as_many = labels.shape == (len(SEVERITIES) * n,)
     _check_labels(path, labels[:n] if as_many else labels, clean.labels, as_many)
 
-    def shifted(name: str, severity: int) -> Examples:
+    def shift(name: str, severity: int) -> Examples:
         if name == CLEAN:
             return Examples(clean.inputs[places], clean.labels[places])
         file = path / f"{name}.npy"
-        with damaged_means_refused(file):
+        with refuse_damaged(file):
             every = map_npy(file)
             if every.shape != (len(labels), *clean.inputs.shape[1:]) or every.dtype != np.uint8:
                 raise ValueError(f"its shape is {every.shape}")
             return Examples(every[(severity - 1) * n + places], clean.labels[places])
 
-    return shifted
+    return shift
 
 
 def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
@@ -103,7 +103,7 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
             "not known; use the folder CIFAR-10-C, or validate on images of the training set."
         )
 
-    def shifted(name: str, severity: int) -> Examples:
+    def shift(name: str, severity: int) -> Examples:
         if name == CLEAN:
             return clean
         folder = find_prepared(f"{_TFDS_NAMES.get(name, name)}_{severity}", path)
@@ -120,7 +120,7 @@ def _from_tfds(path: Path, dataset: Dataset, places: SplitIndices) -> Shifted:
             )
         return found
 
-    return shifted
+    return shift
 
 
 def _check_labels(path: Path, found: np.ndarray, clean: np.ndarray | Array, as_many: bool) -> None:

@@ -24,7 +24,7 @@ from bqnes_jax.data.examples import (
     count_classes,
 )
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import load_json, write_whole, writing
+from bqnes_jax.files import explain_writing, load_json, write_whole
 
 Sizes = tuple[int | float, int | float, int | float]
 Indices = Int[np.ndarray, " n"]
@@ -180,7 +180,7 @@ def write_split(path: str | os.PathLike[str], indices: SplitIndices) -> None:
         name: value if isinstance(value, str) else value.tolist()
         for name, value in indices._asdict().items()
     }
-    with writing(f"split {path}"):
+    with explain_writing(f"split {path}"):
         write_whole(Path(path), json.dumps(content).encode())
 
 

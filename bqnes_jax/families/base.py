@@ -127,7 +127,7 @@ class NetworkFamily(Protocol):
 class SharingFamily(NetworkFamily, Protocol):
     """Networks that can also be parts of one network, which is trained once for all of them."""
 
-    def sharing(self) -> tuple[str, Any]:
+    def shared_family(self) -> tuple[str, Any]:
         """Return the family of the same space that shares weights: its name and its options."""
         ...
 

@@ -108,7 +108,7 @@ class CellFamily(TrainedCells):
 
     name = "nats"
 
-    def sharing(self) -> tuple[str, SharedCellsConfig]:
+    def shared_family(self) -> tuple[str, SharedCellsConfig]:
         """Return how all cells are trained as one network: by the same recipe, for longer."""
         config = self.config
         same = ("network", "batch", "learning_rate", "momentum", "weight_decay", "augment")

@@ -2,12 +2,12 @@
 
 from bqnes_jax.files.atomic import (
     as_json,
-    locked,
+    explain_writing,
+    lock,
     make_folder,
     sweep,
     write_json,
     write_whole,
-    writing,
 )
 from bqnes_jax.files.digests import check_bound, write_bound
 from bqnes_jax.files.remote import Remote, as_path
@@ -15,13 +15,13 @@ from bqnes_jax.files.untrusted import (
     Bounded,
     check_plain,
     check_unpacked,
-    damaged_means_refused,
     is_there,
     load_json,
     open_file,
     read_json,
     read_log,
     read_small,
+    refuse_damaged,
     size_of_file,
 )
 
@@ -33,19 +33,19 @@ __all__ = [
     "check_bound",
     "check_plain",
     "check_unpacked",
-    "damaged_means_refused",
+    "explain_writing",
     "is_there",
     "load_json",
-    "locked",
+    "lock",
     "make_folder",
     "open_file",
     "read_json",
     "read_log",
     "read_small",
+    "refuse_damaged",
     "size_of_file",
     "sweep",
     "write_bound",
     "write_json",
     "write_whole",
-    "writing",
 ]

@@ -2,7 +2,7 @@
 
 Nothing in a file is run, and what it says about itself is compared with its size before memory is
 set aside. What is wrong comes out as a ValueError, or as what zipfile and zlib raise: read within
-`files.damaged_means_refused`.
+`files.refuse_damaged`.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Npz:
             raise ValueError(f"{name} is compressed in another way than NumPy does")
         stream = self._archive.open(member)
         assert isinstance(stream, io.BufferedIOBase)  # which typing.IO does not say
-        return _stored(stream, member.file_size)
+        return _read_header(stream, member.file_size)
 
 
 @contextlib.contextmanager
@@ -97,17 +97,17 @@ def read_arrays(path: Path, kind: type[Fields]) -> Fields:
 def read_npy(path: Path) -> np.ndarray:
     """Read an `.npy` of numbers."""
     with open_file(path) as file:
-        return _stored(file, size_of_file(file)).read()
+        return _read_header(file, size_of_file(file)).read()
 
 
 def map_npy(path: Path) -> np.ndarray:
     """Return an `.npy` of numbers that stays in its file until it is indexed."""
     with open_file(path) as file:
-        _, dtype, shape, by_columns = _stored(file, size_of_file(file))
+        _, dtype, shape, by_columns = _read_header(file, size_of_file(file))
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 
 
-def _stored(stream: io.BufferedIOBase, size: int) -> Stored:
+def _read_header(stream: io.BufferedIOBase, size: int) -> Stored:
     """Read the header of an array in a stream of that many bytes."""
     start = stream.read(len(_MAGIC) + 2)
     width = _WIDTHS.get(start[len(_MAGIC) :])

@@ -94,17 +94,17 @@ def sweep(directory: Path, names: str = f"*{_TEMPORARY}", *, age: float = _ABAND
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+def lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Refuse to do what another process is doing, or wait; the system lets go when one ends.
 
     Whoever holds the lock of a directory sweeps it. In an object store a lock is a lease.
     """
     busy = f"{what} is at work in another process"
     if isinstance(path, Remote):
-        with _leased(path, busy, wait=wait):
+        with _lease(path, busy, wait=wait):
             yield
         return
-    with writing(what):
+    with explain_writing(what):
         handle = _open_lock(path)
     try:
         try:
@@ -127,7 +127,7 @@ def _refusal(busy: str) -> BQNESError:
 
 
 @contextlib.contextmanager
-def _leased(path: Remote, busy: str, *, wait: bool) -> Iterator[None]:
+def _lease(path: Remote, busy: str, *, wait: bool) -> Iterator[None]:
     """Hold a lock of an object store; one whose holder was killed is free after a minute."""
     while True:
         with path.hold() as held:
@@ -173,7 +173,7 @@ def _try_lock(handle: int) -> bool:
 
 
 @contextlib.contextmanager
-def writing(what: str) -> Iterator[None]:
+def explain_writing(what: str) -> Iterator[None]:
     """Turn what the system says about writing into one sentence."""
     remedies: dict[int | None, str] = {
         errno.ENOSPC: "free some space",

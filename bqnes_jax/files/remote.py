@@ -69,17 +69,17 @@ class Remote(type(Path())):
 
     def is_file(self) -> bool:
         """Tell whether there is an object of this name."""
-        with _reaching(self):
+        with _explain_store(self):
             return self._system.isfile(str(self))
 
     def exists(self, **_: Any) -> bool:
         """Tell whether there is an object of this name, or one in this folder."""
-        with _reaching(self):
+        with _explain_store(self):
             return self._system.exists(str(self))
 
     def is_dir(self) -> bool:
         """Tell whether there is an object in this folder."""
-        with _reaching(self):
+        with _explain_store(self):
             return self._system.isdir(str(self))
 
     def is_symlink(self) -> bool:
@@ -95,12 +95,12 @@ class Remote(type(Path())):
 
     def unlink(self, missing_ok: bool = True) -> None:
         """Remove an object, if there is one."""
-        with _reaching(self), contextlib.suppress(FileNotFoundError):
+        with _explain_store(self), contextlib.suppress(FileNotFoundError):
             self._system.rm_file(str(self))
 
     def read_bytes(self, limit: int = _LIMIT) -> bytes:
         """Read an object; FileNotFoundError if there is none, ValueError if it has more bytes."""
-        with _reaching(self, FileNotFoundError):
+        with _explain_store(self, FileNotFoundError):
             try:
                 content = self._system.cat_file(str(self), start=0, end=limit + 1)
             except FileNotFoundError:
@@ -122,12 +122,12 @@ class Remote(type(Path())):
 
     def write(self, content: bytes) -> None:
         """Write an object whole or not at all, in place of another of its name."""
-        with _reaching(self):
+        with _explain_store(self):
             self._system.pipe_file(str(self), content)
 
     def create(self, content: bytes) -> bool:
         """Write an object if there is none of its name, and tell whether there was none."""
-        with _reaching(self):
+        with _explain_store(self):
             try:
                 self._system.pipe_file(str(self), content, mode="create")
             except OSError:  # stores refuse in several words
@@ -158,7 +158,7 @@ class Remote(type(Path())):
         if not paths:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
         _check_size(sum(sizes[path.name] for path in paths), limit)
-        with _reaching(self):
+        with _explain_store(self):
             lines = self._system.cat([str(path) for path in paths])
         return b"".join(lines[name] for name in sorted(lines))
 
@@ -175,7 +175,7 @@ class Remote(type(Path())):
 
         The folder itself may be an object, too: consoles make one for a folder that is empty.
         """
-        with _reaching(self):
+        with _explain_store(self):
             try:
                 found = self._system.ls(str(self), detail=True)
             except FileNotFoundError:
@@ -201,7 +201,7 @@ class Remote(type(Path())):
             return
         own = self._line(_next_number(taken))
         token = _HELD + secrets.token_hex(8).encode()
-        if not own.create(_stamped(token)):
+        if not own.create(_stamp(token)):
             yield False
             return
         ended = threading.Event()
@@ -209,7 +209,7 @@ class Remote(type(Path())):
         def renew() -> None:
             while not ended.wait(_LEASE / 6):
                 with contextlib.suppress(BQNESError):  # the next time, perhaps
-                    own.write(_stamped(token))
+                    own.write(_stamp(token))
 
         thread = threading.Thread(target=renew, daemon=True)
         thread.start()
@@ -231,7 +231,7 @@ def _next_number(paths: Iterable[Remote]) -> int:
     return max((int(path.name) + 1 for path in paths), default=0)
 
 
-def _stamped(token: bytes) -> bytes:
+def _stamp(token: bytes) -> bytes:
     return b"%b until %d" % (token, time.time() + _LEASE)
 
 
@@ -264,7 +264,7 @@ def _system_of(scheme: str) -> Any:
 
 
 @contextlib.contextmanager
-def _reaching(path: Remote, *expected: type[Exception]) -> Iterator[None]:
+def _explain_store(path: Remote, *expected: type[Exception]) -> Iterator[None]:
     """Say in a sentence what a store says, except for what is expected."""
     try:
         yield

@@ -15,7 +15,7 @@ def plain(text: str) -> str:
         >>> plain("red \\x1b[31m, half \\udcff")
         'red \\\\x1b[31m, half \\\\udcff'
     """
-    return "".join(map(_shown, text)) if not text.isprintable() else text
+    return "".join(map(_show, text)) if not text.isprintable() else text
 
 
 def in_a_line(text: str) -> str:
@@ -28,7 +28,7 @@ def in_a_line(text: str) -> str:
     return " ".join(plain(text).split())
 
 
-def _shown(character: str) -> str:
+def _show(character: str) -> str:
     harmless = character in _KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
     return character if harmless else character.encode("unicode_escape").decode()
 

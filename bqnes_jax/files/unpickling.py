@@ -67,7 +67,7 @@ def make_dict(pairs: Iterable[tuple[Any, Any]] = ()) -> dict:
     return {_plain(key): value for key, value in pairs}
 
 
-def _counting(handler: _Handler) -> _Handler:
+def _count_steps(handler: _Handler) -> _Handler:
     def count(self: "Unpickler") -> None:
         self._count_containers(1)
         handler(self)
@@ -169,12 +169,12 @@ class Unpickler(pickle._Unpickler):  # in C a wrong byte can ask for gigabytes o
     dispatch: ClassVar[dict[int, _Handler]] = {
         **{getattr(pickle, name)[0]: _OF_PICKLE[getattr(pickle, name)[0]] for name in _AS_THEY_ARE},
         **{
-            getattr(pickle, name)[0]: _counting(_OF_PICKLE[getattr(pickle, name)[0]])
+            getattr(pickle, name)[0]: _count_steps(_OF_PICKLE[getattr(pickle, name)[0]])
             for name in _THAT_MAKE_CONTAINERS
         },
-        pickle.DICT[0]: _counting(_make_dict),
-        pickle.FROZENSET[0]: _counting(_make_frozen_set),
-        pickle.REDUCE[0]: _counting(_call),
+        pickle.DICT[0]: _count_steps(_make_dict),
+        pickle.FROZENSET[0]: _count_steps(_make_frozen_set),
+        pickle.REDUCE[0]: _count_steps(_call),
         pickle.BUILD[0]: _set_state,
         pickle.APPEND[0]: _append,
         pickle.APPENDS[0]: _extend,

@@ -144,22 +144,22 @@ class Bounded(io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read so many bytes, or all of them."""
         if size is not None and 0 <= size <= _PART:
-            return self._counted(self._stream.read(size))
+            return self._count_bytes(self._stream.read(size))
         wanted = self._left + 1 if size is None or size < 0 else size
         parts = []
         while wanted and (part := self._stream.read(min(wanted, _PART))):
-            parts.append(self._counted(part))
+            parts.append(self._count_bytes(part))
             wanted -= len(part)
         return b"".join(parts)
 
     def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line."""
         most = self._left + 1
-        return self._counted(
+        return self._count_bytes(
             self._stream.readline(most if size is None or size < 0 else min(size, most))
         )
 
-    def _counted(self, part: bytes) -> bytes:
+    def _count_bytes(self, part: bytes) -> bytes:
         self._left -= len(part)
         if self._left < 0:
             raise ValueError(f"it has more than {self._limit:,} bytes")
@@ -167,7 +167,7 @@ class Bounded(io.BufferedIOBase):
 
 
 @contextlib.contextmanager
-def damaged_means_refused(
+def refuse_damaged(
     path: Path,
     damaged: str = "is cut short, altered or in another format",
     *,

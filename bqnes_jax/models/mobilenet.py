@@ -107,11 +107,11 @@ class MobileNetConfig:
         on_cpu = jax.default_backend() == "cpu"
         return self.layout == "shifts" or (self.layout == "auto" and on_cpu)
 
-    def channels_used(self, expanded: int) -> tuple[int, ...]:
+    def count_channels(self, expanded: int) -> tuple[int, ...]:
         """Return how many of a layer's expanded channels each option uses, 0 for absent first.
 
         Example:
-            >>> MobileNetConfig().channels_used(18)
+            >>> MobileNetConfig().count_channels(18)
             (0, 9, 14, 18)
         """
         steps = max(self.space.widths - 1, 1)
@@ -127,7 +127,7 @@ class MobileNetConfig:
         inputs = self.stem
         for i, outputs in enumerate(self.channels):
             for layer in range(self.space.layers):
-                used = jnp.array(self.channels_used(self.expansion * inputs))
+                used = jnp.array(self.count_channels(self.expansion * inputs))
                 # Three kernels, and the norm behind each of them.
                 each = used * (inputs + 2 + 9 + 2 + outputs) + jnp.where(used > 0, 2 * outputs, 0)
                 total = total + each[options[..., i, layer]]
@@ -316,7 +316,7 @@ def _layer(
     """Expand, convolve each channel, project; return the statistics of the batch as well."""
     present = option > 0
     expanded = weights["expand"].shape[-1]
-    used = jnp.arange(expanded) < jnp.array(config.channels_used(expanded))[option]
+    used = jnp.arange(expanded) < jnp.array(config.count_channels(expanded))[option]
     expand = jnp.where(used, weights["expand"], 0).astype(x.dtype)
     depthwise = jnp.where(used, weights["depthwise"], 0).astype(x.dtype)
     project = jnp.where(used[:, None], weights["project"], 0).astype(x.dtype)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bqnes_jax.errors import BQNESError, check_choice
-from bqnes_jax.files import damaged_means_refused, open_file
+from bqnes_jax.files import open_file, refuse_damaged
 from bqnes_jax.files.tars import open_tar
 from bqnes_jax.nats_bench.pickles import Tensor, unpickle
 from bqnes_jax.spaces.nats import OPERATIONS
@@ -134,7 +134,7 @@ class Archive(NamedTuple):
         name, published = _file_name(number), DATASETS[dataset]
         where = self.path / name
         content = _unpickle(self, name)
-        with damaged_means_refused(where):
+        with refuse_damaged(where):
             trained = content[_EPOCHS]
             arch = trained["arch_str"]
             if not isinstance(arch, str):
@@ -160,7 +160,7 @@ class Archive(NamedTuple):
                 f"{self.path} has no trained weights, which predictions need: it is the archive "
                 "'simple'; get NATS-tss-v1_0-3ffb9-full, or leave --store out."
             )
-        with damaged_means_refused(self.path / _file_name(number)):
+        with refuse_damaged(self.path / _file_name(number)):
             return {name: tensor.array() for name, tensor in training.weights.items()}
 
 
@@ -169,7 +169,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
     """Open the directory of an archive, or its tar without unpacking it."""
     with contextlib.ExitStack() as stack:
         if path.is_dir():
-            with damaged_means_refused(path):
+            with refuse_damaged(path):
                 files = frozenset(file.name for file in path.iterdir())
             archive = Archive(path, (), lambda name: open_file(path / name), files)
         else:
@@ -210,7 +210,7 @@ def _open_tar(path: Path, stack: contextlib.ExitStack) -> Archive:
             f"{path} is compressed, so that no file of it can be read alone; unpack it and give "
             "the directory."
         )
-    with damaged_means_refused(path):
+    with refuse_damaged(path):
         tar = stack.enter_context(open_tar(stack.enter_context(open_file(path)), "r:"))
         members = {Path(member.name).name: member for member in tar if member.isfile()}
 
@@ -239,7 +239,7 @@ def _read_list(archive: Archive) -> tuple[str, ...]:
 
 def _unpickle(archive: Archive, name: str) -> Any:
     with (
-        damaged_means_refused(archive.path / name),
+        refuse_damaged(archive.path / name),
         archive.open_file(name) as compressed,
         bz2.BZ2File(compressed) as file,
     ):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from bqnes_jax.files import damaged_means_refused, write_whole, writing
+from bqnes_jax.files import explain_writing, refuse_damaged, write_whole
 from bqnes_jax.files.arrays import read_arrays
 from bqnes_jax.nats_bench.archive import DATASETS, SEEDS, Training
 from bqnes_jax.spaces import NATS
@@ -109,7 +109,7 @@ def agree(found: Figures, published: Figures) -> tuple[bool, bool]:
 
 def read_results(path: Path) -> Results:
     """Read a table of NATS-Bench."""
-    with damaged_means_refused(
+    with refuse_damaged(
         path,
         "is not a table of NATS-Bench, or damaged",
         remedy="remove it and make it again with: bqnes nats import",
@@ -125,6 +125,6 @@ def write_results(path: Path, results: Results) -> None:
     """Write a table of NATS-Bench, whole or not at all."""
     content = io.BytesIO()
     np.savez_compressed(content, **results._asdict())
-    with writing(f"table {path}"):
+    with explain_writing(f"table {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())

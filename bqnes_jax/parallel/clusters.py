@@ -61,7 +61,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
                 f"workers is {count:,}; each would have {share // 2**20:,} MB of the memory of "
                 f"this machine, and a process needs {_LEAST_MEMORY // 2**20}: use fewer."
             )
-        with _local_cluster(count) as cluster, _closing(Client(cluster)) as client:
+        with _local_cluster(count) as cluster, _close_after(Client(cluster)) as client:
             yield Cluster(OnDask(client), _Threads(client))
         return
     for name in _LOGGERS:  # what matters is said in sentences
@@ -74,7 +74,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             f"workers is {where!r}, where no scheduler answers ({reason}); start one with `dask "
             "scheduler`, and workers with `dask worker`."
         ) from None
-    with _closing(client):
+    with _close_after(client):
         if not client.nthreads():
             text = f"{where} has no workers yet; training begins with the first."
             warnings.warn(text, stacklevel=3)
@@ -115,12 +115,12 @@ def _local_cluster(count: int) -> Iterator:
             scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             silence_logs=logging.CRITICAL,
         )
-        with _closing(cluster):
+        with _close_after(cluster):
             yield cluster
 
 
 @contextlib.contextmanager
-def _closing(opened) -> Iterator:
+def _close_after(opened) -> Iterator:
     """Close a client or a cluster, without waiting for what is gone or just starting again."""
     try:
         yield opened

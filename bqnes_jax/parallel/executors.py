@@ -84,7 +84,7 @@ class Calls:
             future = self._executor.submit(self._function, *arguments)
         self._flying[future] = number
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the numbers and results of calls that have ended; with `wait` for a second."""
         self._try_again()
         if wait and not self._flying:

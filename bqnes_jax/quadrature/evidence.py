@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
 def evidence_over(model: Surrogate, archs: ArrayLike, weights: ArrayLike) -> Evidence:
     """Sum over m architectures [m, length] with prior probabilities `weights` [m]."""
-    archs, weights = _weighted(model, archs, weights)
+    archs, weights = _weigh(model, archs, weights)
     return weighted_evidence(model, archs, weights, sampled=False)
 
 
@@ -388,11 +388,11 @@ def quadrature_weights(
         raise BQNESError(
             f"warp is {model.warp!r}; only the plain GP (warp='none') is linear in the likelihoods."
         )
-    archs, weights = _weighted(model, archs, weights)
+    archs, weights = _weigh(model, archs, weights)
     return rule_of(model.latent, archs, weights)
 
 
-def _weighted(
+def _weigh(
     model: Surrogate, archs: ArrayLike, weights: ArrayLike
 ) -> tuple[Num[Array, "m length"], Float[Array, " m"]]:
     archs, weights = as_rows(model.kernel, archs), jnp.asarray(weights, float)

@@ -27,8 +27,8 @@ def how_to_do_it_again(ensemble: Ensemble) -> Part:
     run = ensemble.run
     used = used_settings(run.config, run.space)
     body = html.block(commands(ensemble)) + html.block(changes(run.config))
-    body += html.folded("All settings that this run used", html.block(_yaml(used)))
-    body += html.folded("Versions", html.definitions(run.versions))
+    body += html.fold("All settings that this run used", html.block(_yaml(used)))
+    body += html.fold("Versions", html.definitions(run.versions))
     return Part(Section("How to do it again", _SENTENCE, body))
 
 
@@ -67,7 +67,7 @@ def used_settings(config: RunConfig, space: Space) -> dict[str, Any]:
     if plain["train"].get("steps") is not None:
         plain["train"].pop("epochs", None)
     strategy = algorithms.find_trainable(config.algorithm).strategy
-    for name in _unused(config.search, strategy, space):
+    for name in _find_unused(config.search, strategy, space):
         *path, last = name.split(".")
         place = plain["search"]
         for part in path:
@@ -78,7 +78,7 @@ def used_settings(config: RunConfig, space: Space) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value not in ({}, None)}
 
 
-def _unused(search: SearchConfig, strategy: str, space: Space) -> list[str]:
+def _find_unused(search: SearchConfig, strategy: str, space: Space) -> list[str]:
     """Name the fields of a search that play no part in it."""
     listed = space.size is not None and search.exhaustive
     graphs = search.kernel.name in ("wl", "wl_rbf") or (

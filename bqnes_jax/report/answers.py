@@ -8,9 +8,9 @@ import numpy as np
 from bqnes_jax.metrics import reliability_curve
 from bqnes_jax.report import figures, html
 from bqnes_jax.report.html import Cell, Drawing, Section
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.report.rivals import Compared
-from bqnes_jax.report.table import called
+from bqnes_jax.report.table import name_of
 from bqnes_jax.report.uncertainty import Estimate, Measured, measure_each
 from bqnes_jax.runs import Ensemble, Run
 
@@ -46,7 +46,7 @@ def result(ensemble: Ensemble, compared: Sequence[Compared], looks: int) -> str:
     count = len(ensemble.members)
     members = f"{count} member{'s' if count > 1 else ''}"
     said = (
-        f"{called(ensemble)} with {members} gets {percent(own.error)} of the test {point}s wrong, "
+        f"{name_of(ensemble)} with {members} gets {percent(own.error)} of the test {point}s wrong, "
         f"and its loss is {nats(own.loss)} nats per {point}."
     )
     if ensemble.members.tolist() == run.ensemble(1, "top").members.tolist():
@@ -66,7 +66,7 @@ def result(ensemble: Ensemble, compared: Sequence[Compared], looks: int) -> str:
 def how_good(ensemble: Ensemble, compared: Sequence[Compared]) -> Part:
     """Answer with three metrics, before and after calibration."""
     run, labels = ensemble.run, ensemble.run.record.test_labels
-    point, plain = point_of(run), ensemble.uncalibrated()
+    point, plain = point_of(run), ensemble.without_temperature()
     own, single = compared[0].measured, _found(compared, "Best single")
     assert own is not None
     (before,) = measure_each([np.asarray(plain.test_log_probs)[None]], labels)
@@ -90,7 +90,9 @@ def how_good(ensemble: Ensemble, compared: Sequence[Compared]) -> Part:
     ]
     head = ("", "This ensemble", "Before calibration", "Best single network")
     drawings = _reliability(ensemble, own, before, single)
-    body = html.table(head, rows) + html.paragraph(f"{_calibrated(ensemble, own, before)} {BARS}")
+    body = html.table(head, rows) + html.paragraph(
+        f"{_describe_calibration(ensemble, own, before)} {BARS}"
+    )
     return Part(Section("How good is it?", sentence, body + html.figures(drawings)), drawings)
 
 
@@ -148,9 +150,11 @@ def _reliability(
     """Draw calibration before and after the temperature; without one, that of the best single."""
     drawn = [("reliability", "After calibration", ensemble, own)]
     if ensemble.temperature != 1:
-        drawn.append(("reliability-before", "Before calibration", ensemble.uncalibrated(), before))
+        drawn.append(
+            ("reliability-before", "Before calibration", ensemble.without_temperature(), before)
+        )
     else:
-        drawn[0] = ("reliability", called(ensemble), ensemble, own)
+        drawn[0] = ("reliability", name_of(ensemble), ensemble, own)
         drawn.append(("reliability-single", "Best single", ensemble.run.ensemble(1, "top"), single))
     drawings = []
     for name, title, one, measured in drawn:
@@ -170,7 +174,7 @@ def _reliability(
     return drawings
 
 
-def _calibrated(ensemble: Ensemble, own: Measured, before: Measured) -> str:
+def _describe_calibration(ensemble: Ensemble, own: Measured, before: Measured) -> str:
     """Say what the temperature after pooling has changed."""
     temperature = ensemble.temperature
     if temperature == 1:
@@ -197,7 +201,7 @@ def percent(rate: Estimate) -> str:
 
 def nats(loss: Estimate) -> str:
     """Write a loss."""
-    return signed(loss.value, 4 if loss.value < 1 else 3)
+    return with_sign(loss.value, 4 if loss.value < 1 else 3)
 
 
 def _rate(rate: Estimate) -> tuple[str, str]:
@@ -205,13 +209,13 @@ def _rate(rate: Estimate) -> tuple[str, str]:
 
 
 def _loss(loss: Estimate) -> tuple[str, str]:
-    return nats(loss), f"[{signed(loss.low, 4)}, {signed(loss.high, 4)}]"
+    return nats(loss), f"[{with_sign(loss.low, 4)}, {with_sign(loss.high, 4)}]"
 
 
 def _gap(gap: Estimate) -> tuple[str, str, str]:
     """Write a difference, and in which direction it differs from 0, if it does."""
-    value = ("+" if gap.value > 0 else "") + signed(gap.value, 4)
-    ends = f"[{signed(gap.low, 4)}, {signed(gap.high, 4)}]"
+    value = ("+" if gap.value > 0 else "") + with_sign(gap.value, 4)
+    ends = f"[{with_sign(gap.low, 4)}, {with_sign(gap.high, 4)}]"
     if gap.low > 0:
         return f"{value} worse", ends, "look"
     return (f"{value} better", ends, "good") if gap.high < 0 else (value, ends, "")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from bqnes_jax.files import write_whole, writing
+from bqnes_jax.files import explain_writing, write_whole
 from bqnes_jax.metrics import (
     Interval,
     accuracy,
@@ -25,7 +25,7 @@ from bqnes_jax.report import figures, html
 from bqnes_jax.report.answers import BARS
 from bqnes_jax.report.html import Cell, Drawing, Section
 from bqnes_jax.report.members import differing_by_class, draw_by_class, draw_disagreement
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.report.trust import Check, can_it_be_trusted, name_bits
 from bqnes_jax.report.uncertainty import Estimate
 from bqnes_jax.studies.combine import Measured, Row, Study, Table, loss_by_size, points_of
@@ -64,7 +64,7 @@ def write_page(
         "Written": datetime.date.today().isoformat(),
     }
     content = html.page("Ensemble of models", result, facts, list(_sections(study, table, costs)))
-    with writing(f"report {path}"):
+    with explain_writing(f"report {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.encode())
     return path
@@ -194,8 +194,8 @@ def _cell(value: Interval, scale: float, digits: int, unit: str = "") -> Cell:
     estimate, low, high = (float(one) for one in value)
     if np.isnan(estimate):
         return Cell("not known", "", "unknown")
-    ends = f"[{signed(scale * low, digits)}, {signed(scale * high, digits)}]"
-    return Cell(signed(scale * estimate, digits) + unit, ends)
+    ends = f"[{with_sign(scale * low, digits)}, {with_sign(scale * high, digits)}]"
+    return Cell(with_sign(scale * estimate, digits) + unit, ends)
 
 
 def _row_of(table: Table, name: str) -> Row:
@@ -212,8 +212,8 @@ def _members(study: Study, said: Float[Array, "M m C"]) -> list[list[str | Cell]
             Cell(f"#{member}", study.models.names[member]),
             f"{weight:.3f}",
             f"{wrong:.1f} %",
-            signed(float(loss), 4),
-            signed(float(gap), 4),
+            with_sign(float(loss), 4),
+            with_sign(float(gap), 4),
         ]
         for member, weight, wrong, loss, gap in chosen
     ]

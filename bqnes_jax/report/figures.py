@@ -26,8 +26,8 @@ from bqnes_jax.report.plots import (
     add_legend,
     frame,
     note,
-    padded,
-    shown_range,
+    pad,
+    range_of,
     style,
 )
 from bqnes_jax.report.uncertainty import Estimate
@@ -97,7 +97,7 @@ def cost_and_loss(
 ) -> Figure:
     """Draw loss against cost, of `singles` models and then ensembles, and what nothing beats."""
     figure, axes = frame("Cost and loss", "cost", "loss, nats per point", height=3.4)
-    low, high = shown_range(-losses)  # the best are the highest
+    low, high = range_of(-losses)  # the best are the highest
     front = pareto_front(costs, losses)
     steps = {"where": "post", "color": GREEN, "linewidth": 1.2, "label": "best for the cost"}
     axes.step(costs[front], losses[front], **steps)
@@ -108,7 +108,7 @@ def cost_and_loss(
         axes.plot(costs[part], np.minimum(losses[part], -low), "o", color=colour, label=label)
     for size, cost, loss in zip(sizes, costs[singles:], losses[singles:], strict=True):
         note(axes, f"{size}", (cost, loss), (0, 5), "center", size=SMALL, colour=BLUE)
-    axes.set(ylim=padded(-high, -low, 0.1))
+    axes.set(ylim=pad(-high, -low, 0.1))
     add_legend(figure)
     return figure
 
@@ -132,7 +132,7 @@ def rivals(names: Sequence[str], losses: Sequence[Estimate]) -> Figure:
     title = "Test loss, with 95 % intervals"
     figure, axes = frame(title, "loss, nats per point", "", height=0.95 + 0.27 * len(names))
     ends = np.array(losses, float)
-    worst = -shown_range(-ends[:, 2])[0]  # hopeless ones end at the edge
+    worst = -range_of(-ends[:, 2])[0]  # hopeless ones end at the edge
     shown = np.clip(ends, None, worst)
     axes.axvline(shown[0, 0], color=RULE, linewidth=1, zorder=0)
     for place, (value, start, end) in enumerate(shown):

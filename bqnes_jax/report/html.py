@@ -145,7 +145,7 @@ def block(text: str) -> str:
     return f"<pre>{escape(text)}</pre>\n"
 
 
-def folded(summary: str, body: str) -> str:
+def fold(summary: str, body: str) -> str:
     """Return HTML that is shown when it is asked for."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n{body}</details>\n"
 
@@ -161,13 +161,13 @@ def to_svg(name: str, shows: str, figure: Figure) -> str:
     # Its style would hold for the whole page.
     text = re.sub(r"<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"\n\s*", "\n", text).replace("xlink:href", "href")
-    text = re.sub(r'(?<=style=")[^"]*', lambda style: _themed(style[0]), text)
+    text = re.sub(r'(?<=style=")[^"]*', lambda style: _apply_theme(style[0]), text)
     box, *_ = re.findall(r'viewBox="[^"]*"', text)
     opening = f'<svg {box} role="img" aria-label="{escape(shows)}" stroke-linejoin="round">'
-    return _renamed(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1), name)
+    return _rename_ids(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1), name)
 
 
-def _themed(style: str) -> str:
+def _apply_theme(style: str) -> str:
     """Put the variables of the page's style in place of colours."""
     return re.sub(
         r"#[0-9a-f]{6}",
@@ -176,7 +176,7 @@ def _themed(style: str) -> str:
     )
 
 
-def _renamed(svg: str, name: str) -> str:
+def _rename_ids(svg: str, name: str) -> str:
     """Number the ids that are used, and leave the others out."""
     used = dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     new = {old: f"{name}-{number}" for number, old in enumerate(used)}

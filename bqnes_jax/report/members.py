@@ -9,7 +9,7 @@ from bqnes_jax.pooling import Pool, apply_temperature, ensemble_log_probabilitie
 from bqnes_jax.report import architectures, figures, html
 from bqnes_jax.report.answers import Part, nats, percent, point_of
 from bqnes_jax.report.html import Cell, Drawing, Section
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.report.uncertainty import Estimate, compare_losses, measure_each
 from bqnes_jax.runs import Ensemble
 
@@ -157,6 +157,6 @@ def _losses(log_probs: Float[np.ndarray, "m classes"], labels: np.ndarray) -> np
 
 
 def _gap(gap: Estimate) -> Cell:
-    value = ("+" if gap.value > 0 else "") + signed(gap.value, 4)
+    value = ("+" if gap.value > 0 else "") + with_sign(gap.value, 4)
     mark = "good" if gap.low > 0 else "look" if gap.high < 0 else ""
-    return Cell(value, f"[{signed(gap.low, 4)}, {signed(gap.high, 4)}]", mark)
+    return Cell(value, f"[{with_sign(gap.low, 4)}, {with_sign(gap.high, 4)}]", mark)

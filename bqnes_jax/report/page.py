@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bqnes_jax.files import as_path, make_folder, sweep, write_whole, writing
+from bqnes_jax.files import as_path, explain_writing, make_folder, sweep, write_whole
 from bqnes_jax.report import html, plots
 from bqnes_jax.report.again import how_to_do_it_again
 from bqnes_jax.report.answers import Part, against_what, how_good, result
@@ -18,7 +18,7 @@ from bqnes_jax.report.html import Drawing
 from bqnes_jax.report.members import why_these_members
 from bqnes_jax.report.rivals import compare
 from bqnes_jax.report.shift import under_shift
-from bqnes_jax.report.table import called, check_trained
+from bqnes_jax.report.table import check_trained, name_of
 from bqnes_jax.report.trust import can_it_be_trusted, check_run, differently
 from bqnes_jax.report.worth import look_at_search, was_it_worth_it
 from bqnes_jax.runs import Ensemble, Run
@@ -56,12 +56,12 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
     parts = [part for part in (*before, cost, *after) if part is not None]
     looks = sum(check.passed is False for check in checks)
     content = html.page(
-        f"{run.config.data_name}: ensemble by {called(ensemble)}",
+        f"{run.config.data_name}: ensemble by {name_of(ensemble)}",
         result(ensemble, compared, looks),
         facts_of(ensemble),
         [part.section for part in parts],
     )
-    with writing(f"report {directory}"):
+    with explain_writing(f"report {directory}"):
         _write_plots(directory / "plots", drawings_of(parts))
         write_whole(directory / "report.html", content.encode())
     return directory / "report.html"

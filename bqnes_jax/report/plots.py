@@ -26,7 +26,7 @@ PALE, GREY, INK, MUTED = "#a9cce3", "#8a8a8a", "#222222", "#666666"
 SHADE, RULE, PAPER = "#f1f1f1", "#cccccc", "#ffffff"
 
 
-def shown_range(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+def range_of(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Return from where to where values are drawn; hopeless ones lie below, and at its edge.
 
     Networks that learnt nothing would otherwise squeeze all the others together.
@@ -39,11 +39,11 @@ def shown_range(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     return (low, best) if best > low else (low - 0.5, best + 0.5)
 
 
-def signed(value: float, digits: int) -> str:
+def with_sign(value: float, digits: int) -> str:
     """Write a number with a true minus sign.
 
     Example:
-        >>> signed(-1.25, 1), signed(-float("inf"), 1)
+        >>> with_sign(-1.25, 1), with_sign(-float("inf"), 1)
         ('−1.2', '−∞')
     """
     text = f"{value:.{digits}f}".replace("inf", "∞").replace("nan", "–")
@@ -153,6 +153,6 @@ def note(
     )
 
 
-def padded(low: float, high: float, share: float) -> tuple[float, float]:
+def pad(low: float, high: float, share: float) -> tuple[float, float]:
     """Return a range with a share of its length added at both ends."""
     return low - share * (high - low), high + share * (high - low)

@@ -13,7 +13,7 @@ from bqnes_jax.calibration import calibrate_ensemble
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import apply_temperature
 from bqnes_jax.report.selections import RIVALS
-from bqnes_jax.report.table import called, label_of
+from bqnes_jax.report.table import label_of, name_of
 from bqnes_jax.report.uncertainty import Measured, Said, measure_each
 from bqnes_jax.runs import Ensemble, Run
 from bqnes_jax.spaces import Seeded
@@ -64,13 +64,13 @@ def compare(ensemble: Ensemble) -> list[Compared]:
 
 
 def _own(ensemble: Ensemble) -> Rival:
-    name = called(ensemble)
-    return _selected(ensemble, name, "this ensemble")
+    name = name_of(ensemble)
+    return _select(ensemble, name, "this ensemble")
 
 
 def _rivals(ensemble: Ensemble) -> Iterator[Rival]:
     run, count = ensemble.run, len(ensemble.members)
-    yield _selected(
+    yield _select(
         run.ensemble(1, "top"),
         "Best single",
         "the network with the smallest loss on the validation data",
@@ -83,10 +83,10 @@ def _rivals(ensemble: Ensemble) -> Iterator[Rival]:
         if method != ensemble.method:
             other = run.ensemble(ensemble.size, method)
             name = "Caruana" if method == "caruana" else label_of(other)
-            yield _selected(other, name, _BY[method])
+            yield _select(other, name, _BY[method])
 
 
-def _selected(ensemble: Ensemble, name: str, is_what: str) -> Rival:
+def _select(ensemble: Ensemble, name: str, is_what: str) -> Rival:
     said = np.asarray(ensemble.test_log_probs)[None]
     return Rival(name, is_what, len(ensemble.members), said, ensemble.status)
 

@@ -23,9 +23,9 @@ from bqnes_jax.report.plots import (
     mark,
     mark_failed,
     note,
-    padded,
-    shown_range,
-    signed,
+    pad,
+    range_of,
+    with_sign,
 )
 from bqnes_jax.report.surrogate import Predicted
 from bqnes_jax.report.uncertainty import Estimate
@@ -45,8 +45,8 @@ def candidates(
     figure, axes = frame(
         "Candidates in their order", "candidate", "validation loss, nats", height=3.2
     )
-    worst = -shown_range(-losses)[0]
-    best_loss = -shown_range(-losses)[1]
+    worst = -range_of(-losses)[0]
+    best_loss = -range_of(-losses)[1]
     places, failed = np.arange(len(losses)), np.isnan(losses)
     if initial:
         axes.axvspan(-0.5, initial - 0.5, color=SHADE, linewidth=0, label="drawn at random")
@@ -63,7 +63,7 @@ def candidates(
     mark_failed(axes, places[failed], np.full(failed.sum(), worst))
     for i in members:
         note(axes, f"#{i}", (i, min(losses[i], worst)), (0, 5), "center", size=SMALL, colour=ORANGE)
-    axes.set(xlim=(-0.7, len(losses) - 0.3), ylim=padded(best_loss, worst, 0.13))
+    axes.set(xlim=(-0.7, len(losses) - 0.3), ylim=pad(best_loss, worst, 0.13))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     add_legend(figure)
     return figure
@@ -121,7 +121,7 @@ def kernel_map(
     """
     x, y = (f"axis {i + 1} ({100 * share:.0f} % of the spread)" for i, share in enumerate(shares))
     figure, axes = frame("Candidates by kernel", x, y, height=3.4)
-    low, high = shown_range(values)
+    low, high = range_of(values)
     failed = np.isnan(values)
     worst_first = np.argsort(values, kind="stable")[: (~failed).sum()]  # NaN is sorted last
     points = axes.scatter(
@@ -160,10 +160,10 @@ def kernel_map(
 
 def predictions(predicted: Predicted, correlation: float) -> Figure:
     """Draw what the surrogate predicted against what came out, in logarithms."""
-    rank = f"rank correlation {signed(correlation, 2)}" if np.isfinite(correlation) else ""
+    rank = f"rank correlation {with_sign(correlation, 2)}" if np.isfinite(correlation) else ""
     title = f"Surrogate: {rank}" if rank else "Surrogate"
     figure, axes = frame(title, "log ℓ after training", "log ℓ predicted", height=3.4)
-    low, high = shown_range(predicted.actual)
+    low, high = range_of(predicted.actual)
     high = max(high, float(np.max(predicted.mean, initial=low)))
     floor = low - 0.25 * max(high - low, 1e-3)  # for those that are lower, or have no logarithm
     x, y = np.maximum(predicted.actual, low), np.maximum(predicted.mean, floor)
@@ -174,6 +174,6 @@ def predictions(predicted: Predicted, correlation: float) -> Figure:
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
     axes.vlines(x, lower, upper, color=PALE, linewidth=1.6)
     axes.plot(x, y, "o", color=BLUE, markersize=4.5, markeredgecolor=PAPER, markeredgewidth=0.5)
-    axes.set(xlim=padded(low, high, 0.05), ylim=padded(bottom, top, 0.05))
+    axes.set(xlim=pad(low, high, 0.05), ylim=pad(bottom, top, 0.05))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     return figure

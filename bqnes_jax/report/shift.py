@@ -7,7 +7,7 @@ import numpy as np
 from bqnes_jax.report import figures, html
 from bqnes_jax.report.answers import Part
 from bqnes_jax.report.html import Cell, Drawing, Section
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.runs import Run
 from bqnes_jax.studies import robustness
 
@@ -65,4 +65,4 @@ def _cell(own: float, single: float, column: int) -> Cell:
     own, single = float(own), float(single)
     if column == 0:
         return Cell(f"{own:.1f} %", f"{single:.1f} %")
-    return Cell(signed(own, 4), signed(single, 4))
+    return Cell(with_sign(own, 4), with_sign(single, 4))

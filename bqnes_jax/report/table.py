@@ -62,7 +62,7 @@ def row_of(ensemble: Ensemble, name: str | None = None) -> Row:
         ensemble.status,
         len(ensemble.members),
         ensemble.temperature,
-        ensemble.uncalibrated().metrics,
+        ensemble.without_temperature().metrics,
     )
 
 
@@ -88,7 +88,7 @@ def label_of(ensemble: Ensemble) -> str:
     return short.get(f"{strategy}+{method}", f"{strategy}+{method}")
 
 
-def called(ensemble: Ensemble) -> str:
+def name_of(ensemble: Ensemble) -> str:
     """Return the name of an ensemble: the algorithm's, unless another was selected later."""
     name = ensemble.run.config.algorithm
     return name if algorithms.find_trainable(name).method == ensemble.method else label_of(ensemble)

@@ -10,7 +10,7 @@ from bqnes_jax.candidates import uses_surrogate
 from bqnes_jax.report import html
 from bqnes_jax.report.answers import Part
 from bqnes_jax.report.html import Cell, Section
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.report.rivals import Compared
 from bqnes_jax.report.worth import Searched
 from bqnes_jax.runs import Ensemble, Run
@@ -129,7 +129,7 @@ def _surrogate(searched: Searched) -> Check:
     rank = searched.correlation
     found, passed = "not known", None
     if np.isfinite(rank.low):
-        found = f"{signed(rank.value, 2)} [{signed(rank.low, 2)}, {signed(rank.high, 2)}]"
+        found = f"{with_sign(rank.value, 2)} [{with_sign(rank.low, 2)}, {with_sign(rank.high, 2)}]"
         passed = rank.low > 0
     means = "whether it predicts candidates that it has not seen better than a constant"
     return Check("Rank correlation of the surrogate", found, "interval above 0", passed, means)

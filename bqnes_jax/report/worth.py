@@ -11,7 +11,7 @@ from bqnes_jax.candidates import uses_surrogate
 from bqnes_jax.report import html, luck, search_figures
 from bqnes_jax.report.answers import Part, point_of
 from bqnes_jax.report.html import Drawing, Section
-from bqnes_jax.report.plots import signed
+from bqnes_jax.report.plots import with_sign
 from bqnes_jax.report.surrogate import (
     Predicted,
     ask_surrogate,
@@ -134,11 +134,13 @@ def _of_surrogate(searched: Searched, used: bool) -> Iterator[str]:
     if not np.isfinite(rank.value):
         yield f"{said}: what it predicts has no order."
         return
-    ends = f" [{signed(rank.low, 2)}, {signed(rank.high, 2)}]" if np.isfinite(rank.low) else ""
+    ends = (
+        f" [{with_sign(rank.low, 2)}, {with_sign(rank.high, 2)}]" if np.isfinite(rank.low) else ""
+    )
     once, twice = (_percent(coverage(predicted, deviations)) for deviations in (1.0, 2.0))
     yield (
         f"{said}: the rank correlation of what it predicted with what came out is "
-        f"{signed(rank.value, 2)}{ends} over {len(predicted.actual)} candidates that it had not "
+        f"{with_sign(rank.value, 2)}{ends} over {len(predicted.actual)} candidates that it had not "
         f"seen; {once} of them came out within one standard deviation of its prediction and "
         f"{twice} within two (68 % and 95 %, were its errors normal)."
     )
@@ -153,7 +155,7 @@ def _of_evidence(run: Run, searched: Searched) -> Iterator[str]:
         yield "The evidence was never positive."
         return
     held, steps = searched.covered
-    said = f"Evidence: log Ẑ = {signed(last, 2)} ± {sd:.2f} at the end."
+    said = f"Evidence: log Ẑ = {with_sign(last, 2)} ± {sd:.2f} at the end."
     if steps:
         said += (
             f" Of the {steps} intervals of ± 2 standard deviations before, {held} hold this value "
@@ -161,8 +163,8 @@ def _of_evidence(run: Run, searched: Searched) -> Iterator[str]:
         )
     if draws is not None and np.isfinite(draws.value):
         said += (
-            f" The random draws alone, without a surrogate, say {signed(draws.value, 2)} "
-            f"[{signed(draws.low, 2)}, {signed(draws.high, 2)}]."
+            f" The random draws alone, without a surrogate, say {with_sign(draws.value, 2)} "
+            f"[{with_sign(draws.low, 2)}, {with_sign(draws.high, 2)}]."
         )
     yield said
 

@@ -174,6 +174,6 @@ def first_stage(config: RunConfig, family: NetworkFamily) -> tuple[RunConfig, Ne
             f"evaluate is 'shared', but the family {family.name!r} knows no network that its "
             "candidates could be parts of; leave it out, or use the family 'nats'."
         )
-    name, options = family.sharing()
+    name, options = family.shared_family()
     own = dataclasses.replace(config, family=name, train=options, evaluate="alone", shortlist=None)
     return own, families.find(name).make(options)

@@ -54,12 +54,12 @@ def read_fields(path: str | os.PathLike[str]) -> dict:
     return content
 
 
-def updated(config: Config, fields: dict, *, where: str = "config") -> Config:
+def replace_fields(config: Config, fields: dict, *, where: str = "config") -> Config:
     """Return a config (a dataclass) with some fields changed, nested ones too, each type checked.
 
     Example:
         >>> from bqnes_jax.candidates import SearchConfig
-        >>> updated(SearchConfig(), {"temperature": 64, "warp": {"warp": "log"}}).temperature
+        >>> replace_fields(SearchConfig(), {"temperature": 64, "warp": {"warp": "log"}}).temperature
         64.0
     """
     names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
@@ -70,24 +70,24 @@ def updated(config: Config, fields: dict, *, where: str = "config") -> Config:
         here = f"{where}: {name}" if _is_file(where) else f"{where}.{name}"
         old = getattr(config, name)
         if dataclasses.is_dataclass(old) and isinstance(value, dict):
-            values[name] = updated(old, value, where=here)
+            values[name] = replace_fields(old, value, where=here)
         else:
-            values[name] = fitted(type(config), name, value, old, where=here)
+            values[name] = fit_value(type(config), name, value, old, where=here)
     try:
         return dataclasses.replace(config, **values)  # type: ignore[type-var]
     except BQNESError as error:
-        raise BQNESError(_located(str(error), where, names)) from None
+        raise BQNESError(_locate(str(error), where, names)) from None
 
 
-def _located(message: str, where: str, names: list[str]) -> str:
+def _locate(message: str, where: str, names: list[str]) -> str:
     """Say of which field a message is: of what is at the end of a path, or of a field of it.
 
     Example:
-        >>> _located("budget is 5, less than 10.", "c.yaml: search", ["budget"])
+        >>> _locate("budget is 5, less than 10.", "c.yaml: search", ["budget"])
         'c.yaml: search.budget is 5, less than 10.'
-        >>> _located("kernel.name is 'x'.", "c.yaml: search.kernel", ["name"])
+        >>> _locate("kernel.name is 'x'.", "c.yaml: search.kernel", ["name"])
         "c.yaml: search.kernel.name is 'x'."
-        >>> _located("c.yaml: search.budget is 5.", "c.yaml", ["search"])
+        >>> _locate("c.yaml: search.budget is 5.", "c.yaml", ["search"])
         'c.yaml: search.budget is 5.'
     """
     if message.startswith(where):
@@ -104,7 +104,7 @@ def _is_file(where: str) -> bool:
     return where.endswith((".yaml", ".yml", ".json"))
 
 
-def fitted(
+def fit_value(
     kind: type, name: str, value: object, old: object, *, where: str | None = None
 ) -> object:
     """Return a value as a field of a dataclass holds it; refuse one that does not fit.
@@ -115,28 +115,28 @@ def fitted(
     hint = type(old) if hint is Any else hint
     value = tuple(value) if isinstance(value, list) else value
     try:
-        return _fitted(hint, value)
+        return _fit(hint, value)
     except TypeError:
-        wanted = _described(hint)
+        wanted = _describe(hint)
         if where is None and dataclasses.is_dataclass(hint):
             wanted = f"a {hint.__name__}: dataclasses.replace the one that configure().{name} holds"
         raise BQNESError(f"{where or name} is {value!r}; it must be {wanted}.") from None
 
 
-def _fitted(hint: object, value: object) -> object:
+def _fit(hint: object, value: object) -> object:
     """Return a value as a field of that type holds it; TypeError if it does not fit."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         for part in parts:
             with contextlib.suppress(TypeError):
-                return _fitted(part, value)
+                return _fit(part, value)
         raise TypeError
     if origin is typing.Literal and value in parts:
         return value
     if origin is tuple and isinstance(value, tuple):
         parts = parts[:1] * len(value) if parts[-1] is ... else parts
         if len(parts) == len(value):
-            return tuple(map(_fitted, parts, value))
+            return tuple(map(_fit, parts, value))
     if hint is float and type(value) is int:
         return float(value)
     if hint is Path and isinstance(value, str):
@@ -146,7 +146,7 @@ def _fitted(hint: object, value: object) -> object:
     return value
 
 
-def _described(hint: object) -> str:
+def _describe(hint: object) -> str:
     names = {
         int: "a whole number",
         float: "a number",
@@ -156,12 +156,12 @@ def _described(hint: object) -> str:
     }
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join("null" if part is type(None) else _described(part) for part in parts)
+        return " or ".join("null" if part is type(None) else _describe(part) for part in parts)
     if origin is typing.Literal:
         return " or ".join(map(repr, parts))
     if origin is tuple:
         length = "" if parts[-1] is ... else f" of {len(parts)}"
-        return f"a list{length}, each {_described(parts[0])}"
+        return f"a list{length}, each {_describe(parts[0])}"
     if dataclasses.is_dataclass(hint):
         return "fields: " + ", ".join(field.name for field in dataclasses.fields(hint))
     return names.get(hint, str(hint))

@@ -19,7 +19,7 @@ import numpy as np
 from bqnes_jax.drivers import Recorded
 from bqnes_jax.elastic import Arrived, Asked, Event
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import Remote, damaged_means_refused, read_log, writing
+from bqnes_jax.files import Remote, explain_writing, read_log, refuse_damaged
 from bqnes_jax.spaces import Space
 
 _DIGITS = 16  # of a digest, which finds damage
@@ -58,7 +58,7 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        with writing(str(self._path)):
+        with explain_writing(str(self._path)):
             handle = os.open(self._path, flags, 0o666)
             try:
                 if os.write(handle, line) != len(line):
@@ -116,7 +116,7 @@ def _read(path: Path, space: Space) -> tuple[list[Event], str]:
         return events, digest
     waiting: set[int] = set()
     asked = 0
-    with damaged_means_refused(path, "has been altered", remedy=remedy):
+    with refuse_damaged(path, "has been altered", remedy=remedy):
         for line in read_log(path, limit=_LIMIT).decode().split("\n"):
             own, _, text = line.partition(" ")
             if not text.endswith("}"):  # cut short

@@ -26,7 +26,7 @@ from bqnes_jax.elastic import Arrived, Event
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, with_seeds
 from bqnes_jax.families.base import Progress
-from bqnes_jax.files import as_path, writing
+from bqnes_jax.files import as_path, explain_writing
 from bqnes_jax.files.trees import write_tree
 from bqnes_jax.identity import describe_code, first_difference, identity
 from bqnes_jax.parallel import Workers, is_first, wait_for_all
@@ -101,7 +101,7 @@ def search(
             f"prior is {prior!r}; it must be a function of architectures, or its name as "
             "package.module:function."
         )
-    config, family, data = _resolved(
+    config, family, data = _resolve(
         config, family, data, preset, fields | ({"prior": prior} if isinstance(prior, str) else {})
     )
     if callable(prior):  # known by its code
@@ -265,7 +265,7 @@ def _shortlist(run: Run, count: int, before: drivers.Recorded | None = None) -> 
     return drivers.Recorded(jnp.asarray(archs, jnp.int32), jnp.full(len(archs), jnp.nan))
 
 
-def _resolved(
+def _resolve(
     config: RunConfig | None,
     family: NetworkFamily | str | None,
     data: Split | str | os.PathLike[str] | None,
@@ -373,7 +373,7 @@ def _search(
 def _keep_shared(directory: Path, bench: Workbench) -> None:
     """Write what all networks have in common, before any is trained."""
     try:
-        with writing(f"run {directory}"):
+        with explain_writing(f"run {directory}"):
             write_tree(directory / SHARED, bench.trainer.shared)
     except TypeError as error:
         raise BQNESError(
@@ -384,7 +384,7 @@ def _keep_shared(directory: Path, bench: Workbench) -> None:
 
 def _save(run: Run) -> None:
     """Write what was found, and the ensemble selected from it."""
-    with writing(f"run {run.directory}"):
+    with explain_writing(f"run {run.directory}"):
         write_record(run.directory / SEARCH, run.record)
     keep_config(run.directory, run.config)
     run.ensemble().save()

@@ -26,11 +26,11 @@ import jax
 import bqnes_jax
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, families, find, is_named
-from bqnes_jax.files import as_json, check_bound, locked, read_json, write_bound, writing
+from bqnes_jax.files import as_json, check_bound, explain_writing, lock, read_json, write_bound
 from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.parallel import is_first, wait_for_all
 from bqnes_jax.runs.config import RunConfig
-from bqnes_jax.runs.fields import updated
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.storage import Store
 from bqnes_jax.storage.entries import CHOICES, describe_family
 
@@ -46,9 +46,9 @@ def begin(directory: Path, config: RunConfig) -> Iterator[None]:
     """Make the directory of a run, or see that it is of the same, and keep others out of it."""
     with contextlib.ExitStack() as stack:
         if is_first():
-            with writing(f"run {directory}"):
+            with explain_writing(f"run {directory}"):
                 directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(directory / _LOCK, f"run {directory}"))
+            stack.enter_context(lock(directory / _LOCK, f"run {directory}"))
             _note_config(directory, config)
         wait_for_all()
         if not (directory / CONFIG).is_file():
@@ -69,7 +69,7 @@ def read_config(directory: Path) -> RunConfig:
     options = NoOptions()
     if isinstance(name, str) and name in families():
         options = find(name).options
-    return updated(RunConfig(train=options), content, where=str(directory / CONFIG))
+    return replace_fields(RunConfig(train=options), content, where=str(directory / CONFIG))
 
 
 def read_versions(directory: Path) -> dict[str, str]:
@@ -139,6 +139,6 @@ def keep_config(directory: Path, config: RunConfig) -> None:
 
 
 def _write_config(directory: Path, config: RunConfig, versions: dict[str, str]) -> None:
-    with writing(f"run {directory}"):
+    with explain_writing(f"run {directory}"):
         content = {"config": dataclasses.asdict(config), "versions": versions}
         write_bound(directory / CONFIG, as_json(content))

@@ -12,7 +12,7 @@ from bqnes_jax.data import NO_AUGMENTATION
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.models import DARTSNetworkConfig, MobileNetConfig, NATSNetworkConfig
 from bqnes_jax.runs.config import RunConfig
-from bqnes_jax.runs.fields import fitted, read_fields, updated
+from bqnes_jax.runs.fields import fit_value, read_fields, replace_fields
 from bqnes_jax.surrogates import TEMPERATURE, FitConfig
 from bqnes_jax.training import DARTSTrainConfig, SharedCellsConfig, SupernetConfig, TrainConfig
 
@@ -171,11 +171,11 @@ def configure_from(
 
     Fields of `SearchConfig` may be written beside the others, too, as flags are.
     """
-    written = _nested(written, where)
+    written = _nest(written, where)
     chosen = {name: fields.get(name, written.get(name)) for name in ("family", "data")}
     named = {name: one for name, one in chosen.items() if isinstance(one, str)}  # others: below
     config = preset_config(preset, **named)
-    config = updated(config, written, where=where)
+    config = replace_fields(config, written, where=where)
     names = [field.name for field in dataclasses.fields(RunConfig)]
     searched = [field.name for field in dataclasses.fields(SearchConfig)]
     for name in fields:
@@ -188,7 +188,7 @@ def configure_from(
             )
     own, of_search = (
         {
-            name: fitted(type(part), name, value, getattr(part, name))
+            name: fit_value(type(part), name, value, getattr(part, name))
             for name, value in fields.items()
             if name in allowed
         }
@@ -200,11 +200,11 @@ def configure_from(
 
 def search_from(search: SearchConfig, written: Mapping[str, Any], where: str) -> SearchConfig:
     """Return the config of a search, changed by what was written about it."""
-    fields = _nested(written, where).get("search", {})
-    return updated(RunConfig(search=search), {"search": fields}, where=where).search
+    fields = _nest(written, where).get("search", {})
+    return replace_fields(RunConfig(search=search), {"search": fields}, where=where).search
 
 
-def _nested(written: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _nest(written: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Put fields of a search that are written beside the others where they belong."""
     names = {field.name for field in dataclasses.fields(RunConfig)}
     searched = {field.name for field in dataclasses.fields(SearchConfig)} - names

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from bqnes_jax.candidates import History
 from bqnes_jax.data import Split
 from bqnes_jax.drivers import Recorded, Searched
-from bqnes_jax.files import check_bound, damaged_means_refused, write_bound
+from bqnes_jax.files import check_bound, refuse_damaged, write_bound
 from bqnes_jax.files.arrays import read_arrays
 from bqnes_jax.spaces import Space
 from bqnes_jax.types import Status
@@ -119,7 +119,7 @@ def read_record(path: Path, space: Space) -> Record:
     """Read a record of a search in a space; refuse one that is damaged."""
     remedy = "remove it and give the command of the run again: what was trained is in its store."
     check_bound(path, remedy)
-    with damaged_means_refused(path, "is damaged", remedy=remedy):
+    with refuse_damaged(path, "is damaged", remedy=remedy):
         record = read_arrays(path, Record)
         _check(record, space)
     return record

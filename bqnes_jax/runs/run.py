@@ -28,11 +28,11 @@ from bqnes_jax.files import (
     as_json,
     as_path,
     check_bound,
-    damaged_means_refused,
+    explain_writing,
     is_there,
     read_json,
+    refuse_damaged,
     write_bound,
-    writing,
 )
 from bqnes_jax.files.trees import Tree, read_tree
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
@@ -194,7 +194,7 @@ class Run:
         """Select by a method, or by that of the config; returns the fields of an `Ensemble`."""
         algorithm, history = algorithms.find_trainable(self.config.algorithm), self.record.history
         if method is None:
-            method, history = algorithm.method, algorithm.own(history, size)
+            method, history = algorithm.method, algorithm.selectable(history, size)
         given = algorithms.Given(
             history._replace(measures=self._measures()),
             jax.device_put(self.record.gram),
@@ -308,7 +308,7 @@ class Run:
         remedy = "give the command of the run again."
         check_bound(path, remedy)
         damaged = "is damaged or not there"
-        with damaged_means_refused(path, damaged, remedy=remedy, absent=f"{damaged}; {remedy}"):
+        with refuse_damaged(path, damaged, remedy=remedy, absent=f"{damaged}; {remedy}"):
             return read_tree(path)
 
 
@@ -358,24 +358,24 @@ class Ensemble:
     @functools.cached_property
     def test_log_probs(self) -> Float[Array, "m classes"]:
         """What the ensemble says about the test points."""
-        return self._pooled(self.run.test_log_probs(self.members))
+        return self._pool(self.run.test_log_probs(self.members))
 
     @functools.cached_property
     def valid_log_probs(self) -> Float[Array, "n classes"]:
         """What the ensemble says about the validation points, which selected it."""
         members = jnp.asarray(self.run.valid_log_probs)[self.members]
-        return self._pooled(jax.nn.log_softmax(members.astype(float)))  # were rounded
+        return self._pool(jax.nn.log_softmax(members.astype(float)))  # were rounded
 
     @functools.cached_property
     def metrics(self) -> Metrics:
         """How good it is on the test data."""
         return measure(self.test_log_probs, self.run.record.test_labels)
 
-    def uncalibrated(self) -> "Ensemble":
+    def without_temperature(self) -> "Ensemble":
         """Return the same members and weights, without a temperature after pooling."""
         return dataclasses.replace(self, temperature=1.0)
 
-    def _pooled(self, log_probs: ArrayLike) -> Float[Array, "n classes"]:
+    def _pool(self, log_probs: ArrayLike) -> Float[Array, "n classes"]:
         return ensemble_log_probabilities(
             self.weights, log_probs, pool=self.pool, temperature=self.temperature
         )
@@ -386,7 +386,7 @@ class Ensemble:
         Larger images than those the networks saw are shrunk as those were.
         """
         log_probs = self.run.predictor(self.members)(self.run.as_inputs(inputs))
-        return jnp.exp(self._pooled(log_probs))
+        return jnp.exp(self._pool(log_probs))
 
     def warnings(self) -> list[str]:
         """Say what went differently in the search and in the selection, and what helps."""
@@ -410,7 +410,7 @@ class Ensemble:
 
     def save(self) -> None:
         """Make it the ensemble of its run: the one that `saved_ensemble` returns."""
-        with writing(f"run {self.run.directory}"):
+        with explain_writing(f"run {self.run.directory}"):
             content = {
                 "method": self.method,
                 "size": self.size,

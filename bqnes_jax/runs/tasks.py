@@ -25,7 +25,7 @@ from jaxtyping import Int32
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import Evaluation, NetworkFamily, Setting, Trainer
-from bqnes_jax.files import Remote, write_whole, writing
+from bqnes_jax.files import Remote, explain_writing, write_whole
 from bqnes_jax.parallel import Calls, Lost, Workers, is_out_of_memory
 
 _FILE = "task.pickle"
@@ -76,10 +76,10 @@ class Team:
         self._archs[number] = np.asarray(arch)
         self._calls.start(number, self._task._replace(arch=self._archs[number]))
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Evaluation]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Evaluation]]:
         """Return what has been trained; what was lost too often has failed."""
         ended = []
-        for number, answer in self._calls.finished(wait=wait):
+        for number, answer in self._calls.collect(wait=wait):
             if isinstance(answer, Absent):
                 whole = self._task._replace(arch=self._archs[number], content=self._content)
                 self._calls.start(number, whole)
@@ -97,7 +97,7 @@ class Team:
             while begun < len(archs) and begun - done < max(self.size, 1):
                 self.start(begun, archs[begun])
                 begun += 1
-            ended = self.finished(wait=True)
+            ended = self.collect(wait=True)
             done += len(ended)
             if ended:
                 yield ended
@@ -136,7 +136,7 @@ def open_team(
         ) from error
     path = directory / _FILE
     if local:
-        with writing(f"run {directory}"):
+        with explain_writing(f"run {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
     digest, double = hashlib.sha256(content).hexdigest(), jax.config.values["jax_enable_x64"]

@@ -165,12 +165,12 @@ class _Crew:
             self._trained[key] = [number]
             bench.team.start(number, arch)
 
-    def finished(self, *, wait: bool) -> list[tuple[int, Outcome]]:
+    def collect(self, *, wait: bool) -> list[tuple[int, Outcome]]:
         """Store what has been trained, and return what the store says of it."""
         team = self._bench.team
         if self._known:
             return [self._outcome(self._known.popleft())]
-        ended = [] if team is None else team.finished(wait=wait)
+        ended = [] if team is None else team.collect(wait=wait)
         numbers = []
         for number, evaluation in ended:
             key, _ = self._given[number]

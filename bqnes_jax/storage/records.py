@@ -152,7 +152,7 @@ def encode(entry: Entry, manifest: Manifest) -> bytes:
     check_whole("seed", entry.seed, 0)
     check_choice("status", entry.status, (OK, FAILED))
     ok = entry.status == OK
-    predictions = b"".join(_rounded(entry, manifest)) if ok else b""
+    predictions = b"".join(_encode_predictions(entry, manifest)) if ok else b""
     kept = _kept(entry) if ok else None
     variables = trees.to_bytes(kept)
     header = {
@@ -264,7 +264,7 @@ def check_same(directory: Path, there: Manifest, here: Manifest) -> None:
         )
 
 
-def _rounded(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
+def _encode_predictions(entry: Entry, manifest: Manifest) -> Iterator[bytes]:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     for name, points in (
         ("valid_log_probs", manifest.valid_points),

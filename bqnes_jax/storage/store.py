@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import as_path, open_file, sweep, write_whole, writing
+from bqnes_jax.files import as_path, explain_writing, open_file, sweep, write_whole
 from bqnes_jax.files.trees import Tree
 from bqnes_jax.identity import digest
 from bqnes_jax.storage.records import (
@@ -93,7 +93,7 @@ class Store:
         path, entries = directory / "manifest.json", directory / "entries"
         if manifest is None and not path.is_file():
             raise BQNESError(f"{directory} is not a store: it has no manifest.json.")
-        with writing(f"store {directory}"):
+        with explain_writing(f"store {directory}"):
             if not entries.is_dir():
                 entries.mkdir(parents=True, exist_ok=True)
             if manifest is not None and not path.is_file():
@@ -110,7 +110,7 @@ class Store:
         """Write entries, each for good before the next; one of the same key is replaced."""
         for entry in [entries] if isinstance(entries, Entry) else entries:
             content = encode(entry, self.manifest)
-            with writing(f"entry {entry.arch!r} of store {self.directory}"):
+            with explain_writing(f"entry {entry.arch!r} of store {self.directory}"):
                 write_whole(self._path(entry.key), content, swept=True)
 
     def get(self, arch: str, seed: int) -> Entry | None:

@@ -134,7 +134,7 @@ def study_models(models: Models, size: int | None, *, method: str, when: str = "
     if when != "off" and models.all_classes and len(models.valid_labels) > 1:
         calibration = calibrate(_left_out(models, method, size), models.valid_labels)
         temperature = float(calibration.use(when))
-    return Study(models, _chosen(method, found, temperature), calibration, size)
+    return Study(models, _make_chosen(method, found, temperature), calibration, size)
 
 
 def _temper_each(models: Models) -> Models:
@@ -151,12 +151,12 @@ def _temper_each(models: Models) -> Models:
     ]
     temperatures = np.array(fitted)
 
-    def tempered(said: np.ndarray | None) -> np.ndarray | None:
+    def temper(said: np.ndarray | None) -> np.ndarray | None:
         return None if said is None else np.asarray(apply_temperature(said, temperatures))
 
-    valid = tempered(models.valid)
+    valid = temper(models.valid)
     assert valid is not None
-    return models._replace(valid=valid, test=tempered(models.test), temperatures=temperatures)
+    return models._replace(valid=valid, test=temper(models.test), temperatures=temperatures)
 
 
 def measure_study(study: Study, *, seed: int = 0) -> Table:
@@ -198,7 +198,7 @@ def loss_by_size(study: Study) -> list[tuple[int, float, Int[np.ndarray, " M"]]]
     usable = int(models.usable.sum())
     found = []
     for size in sorted({s for s in (*_SIZES, study.size) if s <= usable}):
-        chosen = _chosen(method, select_models(models, method, size), 1.0)
+        chosen = _make_chosen(method, select_models(models, method, size), 1.0)
         said = _out_of_sample(models, method, size)
         found.append((size, -float(mean_log_likelihood(said, study.labels, log=True)), chosen[1]))
     return found
@@ -207,7 +207,7 @@ def loss_by_size(study: Study) -> list[tuple[int, float, Int[np.ndarray, " M"]]]
 def select_models(models: Models, method: str, size: int) -> Selection:
     """Select members and weights by the validation points."""
     true = _true(models.valid, models.valid_labels)
-    return select(method, true, size, **_given(models))
+    return select(method, true, size, **_arguments(models))
 
 
 def likeness(
@@ -224,12 +224,12 @@ def likeness(
     return gram, rule / jnp.sum(jnp.abs(rule))
 
 
-def _given(models: Models) -> dict:
+def _arguments(models: Models) -> dict:
     kernel, rule = likeness(models.valid, mask=models.usable)
     return {"classes": models.valid, "kernel": kernel, "rule": rule, "mask": models.usable}
 
 
-def _chosen(method: str, found: Selection, temperature: float) -> Chosen:
+def _make_chosen(method: str, found: Selection, temperature: float) -> Chosen:
     weights, members = np.asarray(found.weights, float), np.asarray(found.members)
     used = np.flatnonzero(weights > 0)
     used = used[np.argsort(members[used])]
@@ -246,7 +246,7 @@ def _out_of_sample(models: Models, method: str, size: int) -> Float[Array, "m C"
 
 def _left_out(models: Models, method: str, size: int) -> Float[Array, "n C"]:
     true = _true(models.valid, models.valid_labels)
-    return left_out_predictions(method, true, size, **_given(models))
+    return left_out_predictions(method, true, size, **_arguments(models))
 
 
 def _predict(models: Models, found: Selection) -> Float[Array, "m C"]:
@@ -287,14 +287,14 @@ HEADERS = ("ensemble", "M", "loss", "ECE", "accuracy, %", "Brier")
 _SCALES, _DIGITS = (1, 1, 100, 1), (4, 4, 2, 4)
 
 
-def written(rows: Sequence[Row]) -> list[list[str]]:
+def format_rows(rows: Sequence[Row]) -> list[list[str]]:
     """Write the rows of the table, the interval behind each value."""
     return [[row.name, str(row.size), *map(_cell, row.metrics, range(4))] for row in rows]
 
 
 def as_text(rows: Sequence[Row]) -> str:
     """Write the table as columns of text."""
-    return align([HEADERS, *written(rows)])
+    return align([HEADERS, *format_rows(rows)])
 
 
 def _cell(value: Interval, column: int) -> str:

@@ -391,7 +391,7 @@ def _selector(
         chosen = _make_chosen(algorithm, result)
         if limit is None or not algorithm.only_members:
             return chosen
-        own = algorithm.own(one.history, limit).known / one.trace.temperature[-1]
+        own = algorithm.selectable(one.history, limit).known / one.trace.temperature[-1]
         return chosen._replace(effective_size=effective_size(own))
 
     def of_search(

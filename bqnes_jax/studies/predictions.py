@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import damaged_means_refused, read_small
+from bqnes_jax.files import read_small, refuse_damaged
 from bqnes_jax.files.arrays import open_npz, read_npy
 
 _ARRAYS = ("valid", "valid_labels", "test", "test_labels", "names")
@@ -24,7 +24,7 @@ def read_predictions(path: Path) -> dict[str, np.ndarray]:
     if path.is_dir():
         found = _read_directory(path)
     else:
-        with damaged_means_refused(path), open_npz(path) as file:
+        with refuse_damaged(path), open_npz(path) as file:
             found = {name: file[name].read() for name in _ARRAYS if name in file}
             others = ", ".join(file.names) or "nothing"
         if "valid" not in found:
@@ -74,7 +74,7 @@ def _read_models(directory: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _read(file: Path) -> np.ndarray:
-    with damaged_means_refused(file, remedy="write it again."):
+    with refuse_damaged(file, remedy="write it again."):
         return read_npy(file) if file.suffix == ".npy" else _read_csv(file)
 
 

@@ -29,7 +29,7 @@ from bqnes_jax.data import (
 )
 from bqnes_jax.data.shifted import CLEAN, Shifted, corrupt_test, read_corrupted
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import as_json, check_bound, is_there, read_json, write_bound, writing
+from bqnes_jax.files import as_json, check_bound, explain_writing, is_there, read_json, write_bound
 from bqnes_jax.pooling import Pool
 from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
 from bqnes_jax.storage import DamagedEntryWarning
@@ -319,5 +319,5 @@ def _write(
         for (corruption, severity), found in measured.items()
     }
     content = {"setting": setting, "under": under, "measured": values}
-    with writing(f"run {run.directory}"):
+    with explain_writing(f"run {run.directory}"):
         write_bound(run.directory / _FILE, as_json(content))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Int32, UInt8, UInt16
 from bqnes_jax.candidates.landscape import Listed
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
-from bqnes_jax.files import damaged_means_refused, write_whole, writing
+from bqnes_jax.files import explain_writing, refuse_damaged, write_whole
 from bqnes_jax.files.arrays import open_npz, read_arrays
 from bqnes_jax.kernels import WL
 from bqnes_jax.spaces import NATS, Seeded, Subset
@@ -190,7 +190,7 @@ def pack(
     parts = [_pack(numbers, stored, data), *map(_read_packed, known)]
     content = io.BytesIO()
     np.savez_compressed(content, **_join(parts, known)._asdict())
-    with writing(f"table {path}"):
+    with explain_writing(f"table {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
 
@@ -280,7 +280,7 @@ _ABOUT_POINTS = ("valid_labels", "test_labels", "train_points")  # and not about
 
 
 def _read_packed(path: Path) -> _Packed:
-    with damaged_means_refused(
+    with refuse_damaged(
         path,
         "is not a table, or damaged",
         remedy="make it again.",

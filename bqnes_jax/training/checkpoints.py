@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import as_json, read_json, writing
+from bqnes_jax.files import as_json, explain_writing, read_json
 from bqnes_jax.files.digests import (
     check_bound,
     digest_folder,
@@ -56,7 +56,7 @@ def check_same(directory: Path, recipe: dict) -> None:
     recipe = json.loads(json.dumps(recipe))  # lists for tuples, as they are read
     path = directory / "training.json"
     if not path.exists():
-        with writing(f"training {directory}"):
+        with explain_writing(f"training {directory}"):
             write_bound(path, as_json(recipe))
         return
     check_bound(path, "train in another directory, or put the file back.")
@@ -89,7 +89,7 @@ class Checkpoints:
             create=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=alone),
         )
-        with writing(f"training {directory}"):
+        with explain_writing(f"training {directory}"):
             directory.mkdir(exist_ok=True)
             _remove(directory, _TEMPORARY)  # Orbax would do it in a thread, which prints tracebacks
             _put_undescribed_aside(directory)
@@ -116,7 +116,7 @@ class Checkpoints:
             saved, reason = self._read(step, like)
             if saved is not None:
                 return jax.device_put(saved)
-            with writing(f"training {self._directory}"):
+            with explain_writing(f"training {self._directory}"):
                 _put_aside(self._directory / str(step), reason, _from_step(before))
             self._manager.reload()
         return start
@@ -154,7 +154,7 @@ class Checkpoints:
         """Have the state on the disk when this returns."""
         state = jax.device_get(state)  # Orbax saves what one host has on its devices only alone
         step = int(state.step)
-        with writing(f"training {self._directory}"):
+        with explain_writing(f"training {self._directory}"):
             self._make_room(state)
             note(self._directory, str(step), _digest(state))
             try:
