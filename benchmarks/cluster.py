@@ -365,14 +365,17 @@ def main(options: Options) -> None:
     )
     sending = result["sending"]["milliseconds"]
     console.print(f"Dask takes {sending:.1f} ms of the driver's processor for each task.")
-    most = max(steady(row["milliseconds"] + sending, row["workers"]) for row in driver)
-    waiting = max(row["waiting"] for row in driver)
-    for what, share in {
-        "the driver is at work, while all workers train, for": most,
-        "workers wait for the driver for": waiting,
-    }.items():
-        verdict = "less" if share < 0.05 else "more"
-        console.print(f"{what} {share:.2%} of the time at most: {verdict} than 5 %.")
+    largest = [row for row in driver if row["workers"] == max(options.simulated)]
+    for row in largest:
+        more = sending if row["stores"] else 0.0
+        wall, processor = (
+            steady(row[name] + more, row["workers"]) for name in ("milliseconds", "processor")
+        )
+        what = "decides, stores and sends" if row["stores"] else "decides"
+        console.print(
+            f"{row['workers']} workers: the driver {what} for {wall:.2%} of the time "
+            f"(processor: {processor:.2%}), and workers wait for {row['waiting']:.2%}."
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bqnes_jax
-from bqnes_jax.elastic import Arrived
+from bqnes_jax.elastic import Arrived, Asked
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.parallel import Calls, Lost, OnDask, OnRay, OnSubmitit, open_cluster
 from bqnes_jax.runs.journal import Journal
@@ -197,6 +197,24 @@ def test_a_journal_is_read_without_trust(folder, threads, tmp_path):
     path.write_bytes(whole)
     with pytest.raises(BQNESError, match="its numbers are out of range"):
         Journal(path, bqnes_jax.spaces.Product(a=(0, 1), b=(0, 1)))
+
+
+def test_arrivals_are_on_the_disk_with_what_follows(tmp_path, monkeypatch):
+    """One wait for the disk for each candidate, and one at the end."""
+    sizes, path = [], tmp_path / "arrivals.log"
+    monkeypatch.setattr("os.fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
+    journal = Journal(path, farm.SPACE)
+    ends = []
+    for event in [asked(0, 1), Arrived(1), asked(2), Arrived(0), Arrived(2)]:
+        journal.note(event)
+        ends.append(path.stat().st_size)
+    assert sizes == [ends[0], ends[2], ends[4]]
+    Journal(path, farm.SPACE).note(asked(3))
+    assert sizes[3:] == [path.stat().st_size]
+
+
+def asked(*numbers):
+    return Asked(np.array([[0, n] for n in numbers], np.int32), np.zeros(len(numbers)), 1)
 
 
 @pytest.mark.slow

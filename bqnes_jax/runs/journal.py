@@ -32,9 +32,14 @@ class Journal:
     def __init__(self, path: Path, space: Space) -> None:
         self._path = path
         self.events, self._digest = _read(path, space)
+        arrived = sum(isinstance(event, Arrived) for event in self.events)
+        self._pending = count_asked(self.events) - arrived
 
     def note(self, event: Event) -> None:
-        """Write an event, for good when this returns."""
+        """Write an event, for good when this returns, or before anything follows from it.
+
+        From an arrival nothing follows but what is asked for next: both go to the disk together.
+        """
         text = json.dumps(_as_json(event), separators=(",", ":"))
         digest = _chain(self._digest, text)
         # First a new line: whoever was killed may have left half of one.
@@ -42,7 +47,8 @@ class Journal:
         if isinstance(self._path, Remote):
             self._add(self._path, line)
         else:
-            self._write(line)
+            self._pending += len(event.archs) if isinstance(event, Asked) else -1
+            self._write(line, lasting=isinstance(event, Asked) or self._pending == 0)
         self._digest = digest
         self.events.append(event)
 
@@ -56,14 +62,15 @@ class Journal:
                 "too; let one of them go on."
             ) from None
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, *, lasting: bool) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with explain_writing(str(self._path)):
             handle = os.open(self._path, flags, 0o666)
             try:
                 if os.write(handle, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(handle)
+                if lasting:
+                    os.fsync(handle)
             finally:
                 os.close(handle)
 
