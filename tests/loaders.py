@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bqnes_jax import tables
-from bqnes_jax.cli.run import _read_inputs
+from bqnes_jax.cli.run import _read_array
 from bqnes_jax.data import Dataset, Examples, Split, archives, prepared, read_split
 from bqnes_jax.data.shifted import read_corrupted as published_shift
 from bqnes_jax.data.splits import SplitIndices
@@ -176,7 +176,7 @@ def of_results(folder):
 def of_images(folder):
     path = folder / "x.npy"
     np.save(path, OWN.test.inputs)
-    return plain(path, lambda: _read_inputs(path))
+    return plain(path, lambda: _read_array(path, "inputs"))
 
 
 @kind("data set", "npz", 600)
