@@ -170,7 +170,7 @@ def key():
 @pytest.fixture
 def archive(tmp_path):
     """Return a small archive in the format of NATS-Bench's, without weights."""
-    from tests import published
+    from tests.helpers import published
 
     return published.simple(tmp_path / "NATS-tss-v1_0-3ffb9-simple")
 

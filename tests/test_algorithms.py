@@ -17,7 +17,7 @@ from bqnes_jax.quadrature import log_posterior
 from bqnes_jax.tables import Table, evaluator
 from bqnes_jax.types import Status
 from tests.conftest import all_but_slow
-from tests.toy import GRID, POINTS, Polynomial
+from tests.helpers.toy import GRID, POINTS, Polynomial
 
 NAMES = (
     *("BQ-S", "BQ-R", "BQ-L", "NES-RE", "NES-BS", "Random", "Best single"),

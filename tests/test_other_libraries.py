@@ -15,7 +15,7 @@ from bqnes_jax.calibration import fit_temperature
 from bqnes_jax.kernels import RBF
 from bqnes_jax.quadrature import choose_landmarks, nystrom_test_functions, recombine
 from bqnes_jax.surrogates import FitConfig, Hyperparameters, gp
-from tests.toy import GRID, POINTS
+from tests.helpers.toy import GRID, POINTS
 
 pytestmark = [
     pytest.mark.parametrize("precision", ["float64"], indirect=True),

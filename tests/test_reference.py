@@ -10,7 +10,7 @@ from bqnes_jax.runs import preset_config
 from bqnes_jax.selection import select
 from bqnes_jax.spaces import NATS
 from bqnes_jax.types import Status
-from tests.toy import GRID, Polynomial
+from tests.helpers.toy import GRID, Polynomial
 
 
 @pytest.mark.slow

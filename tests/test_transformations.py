@@ -52,7 +52,7 @@ from bqnes_jax.surrogates import (
     wsabi,
 )
 from bqnes_jax.types import Status
-from tests.toy import GRID
+from tests.helpers.toy import GRID
 
 POOL = enumerate_space(GRID)
 KERNEL = RBF(GRID, 0.4)

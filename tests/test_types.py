@@ -15,7 +15,7 @@ from bqnes_jax.selection import select, stacking_weights
 from bqnes_jax.spaces import enumerate_space
 from bqnes_jax.surrogates import FitConfig, gp, wsabi
 from bqnes_jax.types import Status, throw_if_failed
-from tests.toy import GRID
+from tests.helpers.toy import GRID
 
 once = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 

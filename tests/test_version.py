@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import bqnes_jax
-from tests.commands import call
+from tests.helpers.commands import call
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 

@@ -21,8 +21,8 @@ from bqnes_jax.runs import Run
 from bqnes_jax.runs.launch import _order_of
 from bqnes_jax.studies import robustness
 from bqnes_jax.training.checkpoints import Checkpoints, check_same
-from tests.alterations import Choices, altered_bytes
-from tests.loaders import ARCH, a_run
+from tests.helpers.alterations import Choices, altered_bytes
+from tests.helpers.loaders import ARCH, a_run
 
 FILES = 2_000
 CHECKPOINT_FILES = 500

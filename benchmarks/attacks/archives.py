@@ -11,7 +11,7 @@ from attacks.tally import Tally
 from bqnes_jax import nats_bench
 from bqnes_jax.data import archives as published
 from bqnes_jax.errors import BQNESError
-from tests import hostile, loaders
+from tests.helpers import hostile, loaders
 
 MEMORY = 6 << 30
 SECONDS = 120

@@ -21,8 +21,8 @@ from bqnes_jax import selection
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
 from bqnes_jax.surrogates import WarpConfig, gp, wsabi
+from tests.helpers.toy import GRID
 from tests.test_transformations import grid, hyperparameters, numbers
-from tests.toy import GRID
 
 CALLS = 100_000
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, 1e19, -1e30, 1e-40, 1.0, -1.0, 3e38])

@@ -34,6 +34,7 @@ from bqnes_jax.spaces import DARTS, NATS, SLIMMABLE, Product, Seeded, Subset
 from bqnes_jax.surrogates import WarpConfig, gp, wsabi
 from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.fitting import no_shape
+from tests.helpers.toy import GRID
 from tests.test_transformations import (
     NOT_NUMERICAL,
     PUBLIC,
@@ -45,7 +46,6 @@ from tests.test_transformations import (
     prediction,
     probabilities,
 )
-from tests.toy import GRID
 
 SPACES = {
     "NATS": NATS,

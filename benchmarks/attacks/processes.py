@@ -7,6 +7,6 @@ def forked():
     """Return what makes processes that have imported everything."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(
-        ["bqnes_jax.cli.commands", "bqnes_jax.report", "tests.loaders"]
+        ["bqnes_jax.cli.commands", "bqnes_jax.report", "tests.helpers.loaders"]
     )
     return processes

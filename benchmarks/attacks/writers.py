@@ -12,7 +12,7 @@ from attacks.tally import Tally
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import check_bound, write_bound
 from bqnes_jax.storage import Entry, Store
-from tests.loaders import MANIFEST, VARIABLES, log_probs
+from tests.helpers.loaders import MANIFEST, VARIABLES, log_probs
 
 ROUNDS = 20
 WRITERS = 5

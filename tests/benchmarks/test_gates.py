@@ -1,0 +1,127 @@
+"""Gates of experiments, and which pair of strategy and method wins."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.spaces import DARTS, NATS, Seeded, Subset
+from bqnes_jax.spaces.base import as_listed
+from bqnes_jax.tables import Table, Tabulated
+from tests.spaces.test_darts import histogram
+
+pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+POINTS = 39  # so that the temperature is about 1
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Return a function that imports a benchmark."""
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module
+    for name in ("gates", "winner", "collisions"):
+        sys.modules.pop(name, None)
+
+
+def a_table(values, seeds=1, train=None, accuracy=0.9):
+    """Return a table with these log-likelihoods, of cells with several seeds one after another."""
+    values = jnp.asarray(values, float)
+    space = Subset(NATS, tuple(range(7_000, 7_000 + len(values) // seeds)))
+    table = Table(
+        values,
+        jnp.full(len(values), accuracy),
+        log_probs=jnp.broadcast_to(values[:, None] / POINTS, (len(values), POINTS)),
+        test_log_probs=jnp.zeros((len(values), 2, 10)),
+        train_log_likelihoods=None if train is None else jnp.full(len(values), train),
+        train_points=None if train is None else 10,
+    )
+    return Tabulated(space if seeds == 1 else as_listed(Seeded(space, seeds)), table, jnp.zeros(2))
+
+
+def test_networks_that_do_not_fit_are_seen(benchmark):
+    gates = benchmark("gates")
+    values = np.full(4, -2.0 * POINTS)  # a loss of 2
+    assert gates.fitted(a_table(values, train=-5.0)) == pytest.approx(0.25)
+    assert np.isnan(gates.fitted(a_table(values))) and not gates.Gate("", np.nan, 1.0).passed
+
+
+def test_noise_is_told_from_cells(benchmark):
+    gates, draw = benchmark("gates"), np.random.default_rng(0)
+    cells = draw.normal(size=(400, 1))
+    for own in (0.25, 1.0):
+        values = -100 + cells + own * draw.normal(size=(400, 4))
+        assert gates.noise(a_table(values.ravel(), seeds=4)) == pytest.approx(own, rel=0.1)
+    only_noise = -100 + np.tile([[1.0, -1.0]], (50, 1))
+    assert gates.noise(a_table(only_noise.ravel(), seeds=2)) == np.inf
+    assert np.isnan(gates.noise(None))
+
+
+def test_a_flat_posterior_is_seen(benchmark):
+    gates, config = benchmark("gates"), SearchConfig()
+    assert gates.sharpness(a_table(np.full(50, -7.0)), config) == pytest.approx(1.0)
+    assert gates.sharpness(a_table([0.0] + [-500.0] * 49), config) == pytest.approx(0.02)
+
+
+@pytest.mark.slow
+def test_a_surrogate_that_knows_nothing_is_no_better_than_a_constant(benchmark):
+    gates = benchmark("gates")
+    config = SearchConfig(initial=10, budget=40)
+    archs = np.asarray(NATS.from_index(np.arange(7_000, 7_300)))
+    told = gates.misfit(a_table(-2.0 * np.sum(archs != 3, axis=1)), config, 2)
+    noise = np.random.default_rng(0).normal(size=300)
+    assert told < 0.9 < gates.misfit(a_table(2 * noise), config, 2)
+
+
+def a_result(names, ahead, sizes, seeds=10):
+    draw = np.random.default_rng(0)
+    return {
+        f"{name}, {size} of 150": {
+            "calibrated log-likelihood": (
+                -100 + lead + size / 100 + draw.normal(size=seeds)
+            ).tolist(),
+            "calibrated ECE": (0.05 - lead / 1000 + draw.normal(size=seeds) / 1000).tolist(),
+        }
+        for name, lead in zip(names, ahead, strict=True)
+        for size in sizes
+    }
+
+
+def test_a_winner_is_ahead_of_both_everywhere(benchmark):
+    winner = benchmark("winner")
+    names = ("evolution+beam", "us+restack", "us+logpool")
+    results = a_result(names, (0.0, 0.0, 9.0), winner.SIZES)
+    won = winner.wins(results, "us+logpool", 150)
+    assert len(won) == 10 and all(won.values())
+    assert not any(winner.wins(results, "us+restack", 150).values())
+    results["us+restack, 5 of 150"]["calibrated ECE"] = [0.0] * 10
+    won = winner.wins(results, "us+logpool", 150)
+    assert [what for what, each in won.items() if not each] == ["BQ-S, M = 5"]
+    better = {key.replace("150", "50"): value for key, value in results.items()}
+    assert winner.needed(results | better, "us+logpool", 3, (150, 50)) == "50"
+    assert winner.needed(a_result(names, (0.0, 0.0, -9.0), (3,)), names[2], 3, (150,)) == "> 150"
+
+
+def test_collisions_are_counted_as_by_hand(benchmark):
+    collisions = benchmark("collisions")
+    archs = np.array(DARTS.sample(jax.random.key(0), 40))
+    archs[1] = archs[0]
+    labels = collisions.label_exactly(archs)
+    counts = [histogram(arch, 1) for arch in archs]
+    known = sorted(set().union(*counts), key=str)
+    assert len(np.unique(labels)) == len(known)
+    assert collisions.count_different(labels) == 39
+    shared = np.array([[sum(a[x] * b[x] for x in a) for b in counts] for a in counts[:5]])
+    length = np.sqrt([sum(n**2 for n in a.values()) for a in counts])
+    expected = shared / length[:5, None] / length
+    np.testing.assert_allclose(collisions.exact_gram(labels)[:5], expected, rtol=1e-6)
+    none = collisions.count_collisions(jnp.asarray(archs), labels, 2**20)
+    assert none[1:5] == (len(known), 0, 39, 39) and none.largest_error < 1e-5
+    two = collisions.count_collisions(jnp.asarray(archs), labels, 2)
+    assert two.sharing == len(known) and two.hashed <= 39 and two.mean_error > 0.01
