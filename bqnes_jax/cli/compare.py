@@ -27,7 +27,7 @@ from bqnes_jax.cli.shell import (
 from bqnes_jax.data import check_split
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.families import with_seeds
-from bqnes_jax.files import as_path, explain_writing, lock, write_whole
+from bqnes_jax.files import as_path, explain_writing, hold_lock, write_whole
 from bqnes_jax.runs import (
     RunConfig,
     TaskConfig,
@@ -212,7 +212,7 @@ def _open_checked(
     family.check(data)
     with explain_writing(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
-    with lock(directory / "lock", str(directory)), contextlib.ExitStack() as stack:
+    with hold_lock(directory / "lock", str(directory)), contextlib.ExitStack() as stack:
         team, cluster = None, stack.enter_context(cluster_of(workers))
         if cluster is not None:
             given = {"family": family, "data": data, "seed": task.seed, "directory": directory}

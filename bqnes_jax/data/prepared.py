@@ -28,8 +28,8 @@ from bqnes_jax.data.examples import Dataset, Examples
 from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.files import (
     check_unpacked,
+    hold_lock,
     load_json,
-    lock,
     open_file,
     read_small,
     refuse_damaged,
@@ -106,7 +106,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
     One process works there at a time; the others wait for it.
     """
-    with lock(directory / ".prepare.lock", f"data directory {directory}", wait=True):
+    with hold_lock(directory / ".prepare.lock", f"data directory {directory}", wait=True):
         for left in directory.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:

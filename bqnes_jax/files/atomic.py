@@ -94,7 +94,7 @@ def sweep(directory: Path, names: str = f"*{_TEMPORARY}", *, age: float = _ABAND
 
 
 @contextlib.contextmanager
-def lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+def hold_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Refuse to do what another process is doing, or wait; the system lets go when one ends.
 
     Whoever holds the lock of a directory sweeps it. In an object store a lock is a lease.

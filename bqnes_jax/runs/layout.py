@@ -26,7 +26,7 @@ import jax
 import bqnes_jax
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import NetworkFamily, NoOptions, families, find, is_named
-from bqnes_jax.files import as_json, check_bound, explain_writing, lock, read_json, write_bound
+from bqnes_jax.files import as_json, check_bound, explain_writing, hold_lock, read_json, write_bound
 from bqnes_jax.identity import canonical, first_difference
 from bqnes_jax.parallel import is_first, wait_for_all
 from bqnes_jax.runs.config import RunConfig
@@ -48,7 +48,7 @@ def begin(directory: Path, config: RunConfig) -> Iterator[None]:
         if is_first():
             with explain_writing(f"run {directory}"):
                 directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock(directory / _LOCK, f"run {directory}"))
+            stack.enter_context(hold_lock(directory / _LOCK, f"run {directory}"))
             _note_config(directory, config)
         wait_for_all()
         if not (directory / CONFIG).is_file():

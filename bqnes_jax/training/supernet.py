@@ -25,7 +25,7 @@ from bqnes_jax.data.augment import AugmentConfig, augment
 from bqnes_jax.data.examples import Split, fingerprint
 from bqnes_jax.data.images import channel_moments, check_images, normalise
 from bqnes_jax.errors import check_shape, check_whole
-from bqnes_jax.files import explain_writing, lock
+from bqnes_jax.files import explain_writing, hold_lock
 from bqnes_jax.identity import PREDICTION, SPEED, field, identity
 from bqnes_jax.models.cells import NATSNetworkConfig
 from bqnes_jax.models.mobilenet import MobileNetConfig, NormStatistics
@@ -302,7 +302,7 @@ def train_supernet(
     with explain_writing(f"supernet {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     init, train = _make_programs(config)
-    with lock(directory / "lock", f"supernet {directory}", wait=True):  # runs may share it
+    with hold_lock(directory / "lock", f"supernet {directory}", wait=True):  # runs may share it
         check_same(directory, _recipe(key, data, config))
         data = jax.device_put(data)
         state = init(jax.random.fold_in(key, 0), data)

@@ -16,7 +16,7 @@ import pytest
 
 from bqnes_jax.data.splits import SplitIndices, write_split
 from bqnes_jax.errors import BQNESError
-from bqnes_jax.files import lock, open_file, read_small, sweep, write_whole
+from bqnes_jax.files import hold_lock, open_file, read_small, sweep, write_whole
 from bqnes_jax.files.arrays import read_npy
 from bqnes_jax.storage import DamagedEntryWarning, Key, Store
 from tests.helpers.loaders import ARCH, KINDS, MANIFEST, a_store
@@ -115,7 +115,7 @@ def test_a_lock_never_touches_what_it_points_to(odd, tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"years of work")
     ODD[odd](tmp_path / "lock", precious)
-    with pytest.raises(BQNESError, match="cannot be written"), lock(tmp_path / "lock", "run"):
+    with pytest.raises(BQNESError, match="cannot be written"), hold_lock(tmp_path / "lock", "run"):
         pass
     assert precious.read_bytes() == b"years of work"
 
@@ -125,9 +125,9 @@ def test_a_lock_truncates_nothing(tmp_path):
     precious.write_bytes(b"years of work")
     os.link(precious, tmp_path / "lock")
     refused = pytest.raises(BQNESError, match="at work in another")
-    with lock(tmp_path / "lock", "run"), refused, lock(tmp_path / "lock", "run"):
+    with hold_lock(tmp_path / "lock", "run"), refused, hold_lock(tmp_path / "lock", "run"):
         pass
-    with lock(tmp_path / "lock", "run"):
+    with hold_lock(tmp_path / "lock", "run"):
         pass
     assert precious.read_bytes() == b"years of work"
 
@@ -153,13 +153,16 @@ def test_a_lock_on_windows(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         windows(patch)
         refused = pytest.raises(BQNESError, match="at work in another")
-        with lock(tmp_path / "lock", "run"), refused, lock(tmp_path / "lock", "run"):
+        with hold_lock(tmp_path / "lock", "run"), refused, hold_lock(tmp_path / "lock", "run"):
             pass
-        with lock(tmp_path / "lock", "run"):
+        with hold_lock(tmp_path / "lock", "run"):
             pass
     with monkeypatch.context() as patch:
         windows(patch, refuses=errno.EINVAL)
-        with pytest.warns(UserWarning, match="cannot be locked"), lock(tmp_path / "lock", "run"):
+        with (
+            pytest.warns(UserWarning, match="cannot be locked"),
+            hold_lock(tmp_path / "lock", "run"),
+        ):
             pass
 
 
@@ -205,7 +208,7 @@ def test_who_holds_the_lock_sweeps_what_killed_writers_left(tmp_path):
         os.utime(path, (when, when))
     (tmp_path / "notes.tmp").write_bytes(b"my own")
     os.utime(tmp_path / "notes.tmp", (0, 0))
-    with lock(tmp_path / "lock", "run"):
+    with hold_lock(tmp_path / "lock", "run"):
         there = sorted(os.listdir(tmp_path))
     assert there == ["lock", "notes.tmp", f"young-{16 * 'a'}.tmp"]
     sweep(tmp_path, age=-1.0)

@@ -17,7 +17,7 @@ from bqnes_jax.files import (
     Remote,
     as_path,
     check_bound,
-    lock,
+    hold_lock,
     open_file,
     read_log,
     read_small,
@@ -127,13 +127,13 @@ def test_one_of_many_creates_and_no_line_is_lost(place):
 
 
 def hold(path):
-    with lock(path, "this run"):
+    with hold_lock(path, "this run"):
         return len(list(path.iterdir()))
 
 
 def test_a_lock_is_a_lease(place):
     path, refused = place / "lock", r"at work in another process.*ends in a minute"
-    with lock(path, "this run"), pytest.raises(BQNESError, match=refused):
+    with hold_lock(path, "this run"), pytest.raises(BQNESError, match=refused):
         hold(path)
     assert hold(path) == 2, "it was let go"
     for seconds in (60, -1):  # until the lease of one that was killed ends
@@ -182,8 +182,8 @@ def test_a_lease_of_a_clock_that_was_set_back(place, monkeypatch):
 
 def test_what_others_put_beside_lines(place, server):
     """A folder that a console makes is an object, and so is what people drop into it."""
-    log, lock = place / "log", place / "lock"
-    for path in (log, lock):
+    log, leased = place / "log", place / "lock"
+    for path in (log, leased):
         path.append(b"free")
         (path / "notes.txt").write(b"mine")
         (path / "٣").write(b"a number, but not ours")
@@ -192,8 +192,11 @@ def test_what_others_put_beside_lines(place, server):
     assert [path.name for path in log.iterdir()] == ["00000000", "notes.txt", "٣"]
     log.append(b", and locked")
     assert log.read_log() == b"free, and locked"
-    with lock(lock, "this run"), pytest.raises(BQNESError, match="at work in another process"):
-        hold(lock)
+    with (
+        hold_lock(leased, "this run"),
+        pytest.raises(BQNESError, match="at work in another process"),
+    ):
+        hold(leased)
 
 
 def test_no_object_is_read_beyond_the_limit(place, monkeypatch):

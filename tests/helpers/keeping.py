@@ -13,7 +13,7 @@ from bqnes_jax.cli import main
 from bqnes_jax.storage import Entry, Manifest, Store
 from bqnes_jax.storage.records import FORMAT
 
-KEPT = Path(__file__).parents[2] / "kept"
+KEPT = Path(__file__).parents[1] / "kept"
 MANIFEST = Manifest("toy", "toy", {"steps": 3, "rate": 0.1}, 3, 2, 2)
 PREDICTED = np.log(np.linspace([0.1, 0.9], [0.8, 0.2], 5))
 VARIABLES = {

@@ -17,7 +17,7 @@ from bqnes_jax.cli import main
 from bqnes_jax.data import from_arrays
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import cells, from_functions
-from bqnes_jax.files import lock
+from bqnes_jax.files import hold_lock
 from bqnes_jax.runs import Run, preset_config
 from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.spaces import Product
@@ -284,7 +284,7 @@ def test_when_every_member_has_nan_losses_one_sentence_says_so(tmp_path, monkeyp
 def test_two_runs_in_one_directory_are_refused(tmp_path, capsys, counted):
     out = tmp_path / "run"
     out.mkdir()
-    with lock(out / "lock", "run"):
+    with hold_lock(out / "lock", "run"):
         with pytest.raises(BQNESError, match="is at work in another process; wait for it"):
             bqnes_jax.search(CONFIG, out=out)
         assert main(["run", "--out", str(out)]) == 1
