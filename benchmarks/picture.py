@@ -21,7 +21,7 @@ from bqnes_jax.spaces import NATS
 from bqnes_jax.studies.comparison import compare_on_table
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#9a9a9a"
-COLOURS = {"Random": GREY, "NES-RE": ORANGE, "BQ-S": BLUE}
+COLOURS = {"Random": GREY, "NES-RE": ORANGE, "BQ-S": BLUE, "BQ-L": GREEN}
 
 
 @dataclass(frozen=True)
