@@ -17,6 +17,7 @@ from bqnes_jax import tables
 from bqnes_jax.algorithms import make
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.kernels import WL
+from bqnes_jax.quadrature import Evidence, drawn_evidence
 from bqnes_jax.spaces import NATS
 from bqnes_jax.studies.comparison import compare_on_table
 
@@ -58,15 +59,25 @@ def draw_map(axes, space, table, result) -> None:
     axes.figure.colorbar(shade, ax=axes, label="log-likelihood", shrink=0.8)
 
 
-def draw_evidence(axes, table, traces: dict, temperature: float) -> None:
+def by_draws(space, history, temperature: float, counts: np.ndarray) -> Evidence:
+    """Estimate the evidence after each count from the draws, whatever the surrogate believes."""
+
+    def after(count):
+        mask = jnp.arange(len(history.archs)) < count
+        given = history.log_likelihoods, history.scores, space.size
+        return drawn_evidence(*given, mask=mask, temperature=temperature)
+
+    return jax.vmap(after)(counts)
+
+
+def draw_evidence(axes, table, estimates: dict[str, Evidence], counts, temperature: float) -> None:
     tempered = np.asarray(table.log_likelihoods, float) / temperature
     exact = tempered.max() + np.log(np.exp(tempered - tempered.max()).mean())
-    for (name, trace), colour in zip(traces.items(), (ORANGE, BLUE), strict=True):
-        count, evidence = np.asarray(trace.count), trace.evidence
+    for (name, evidence), colour in zip(estimates.items(), (ORANGE, BLUE), strict=True):
         mean = np.asarray(evidence.log_evidence)
         deviation = np.hypot(evidence.posterior_sd, evidence.sampling_sd)
-        axes.fill_between(count, mean - deviation, mean + deviation, color=colour, alpha=0.2, lw=0)
-        axes.plot(count, mean, color=colour, label=name)
+        axes.fill_between(counts, mean - deviation, mean + deviation, color=colour, alpha=0.2, lw=0)
+        axes.plot(counts, mean, color=colour, label=name)
     axes.axhline(exact, color="k", lw=1, ls="--", label="exact sum")
     axes.set(xlabel="architectures trained", title="log Ẑ ± sd, one search each")
     axes.legend(frameon=False)
@@ -94,15 +105,18 @@ def main(options: Options) -> None:
     def searched(name):
         return jax.jit(make(name, made.space, 3, config=config))(jax.random.key(0), evaluate)
 
-    result = searched("BQ-S")
-    traces = {
-        "uncertainty sampling": result.trace,
-        "posterior draws": searched("posterior+restack").trace,
+    result, drawn = searched("BQ-S"), searched("posterior+restack")
+    counts, temperature = np.asarray(result.trace.count), float(result.trace.temperature[-1])
+    estimates = {
+        "uncertainty sampling, by WSABI-L": result.trace.evidence,
+        "posterior draws, by their chances": by_draws(
+            made.space, drawn.history, temperature, counts
+        ),
     }
     figure = Figure(figsize=(13, 3.9), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
     draw_map(axes[0], made.space, made.table, result)
-    draw_evidence(axes[1], made.table, traces, float(result.trace.temperature[-1]))
+    draw_evidence(axes[1], made.table, estimates, counts, temperature)
     draw_comparison(axes[2], made, options.seeds)
     for panel in axes[1:]:
         panel.spines[["top", "right"]].set_visible(False)
