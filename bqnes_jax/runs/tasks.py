@@ -25,7 +25,7 @@ from jaxtyping import Int32
 from bqnes_jax.data import Split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import Evaluation, NetworkFamily, Setting, Trainer
-from bqnes_jax.files import Remote, explain_writing, write_whole
+from bqnes_jax.files import Remote, explain_writing, open_file, write_whole
 from bqnes_jax.parallel import Calls, Lost, Workers, is_out_of_memory
 
 _FILE = "task.pickle"
@@ -147,7 +147,8 @@ def open_team(
     finally:
         calls.cancel()
         if local:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def perform(task: Task) -> Evaluation | Absent | Mistake | Lost:
@@ -175,10 +176,19 @@ def perform(task: Task) -> Evaluation | Absent | Mistake | Lost:
 _contents: dict[str, bytes] = {}  # that came with tasks
 
 
+def _read(path: Path) -> bytes:
+    """Read what was written for workers; nothing where there is no file."""
+    try:
+        with open_file(path, follow=False) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 @functools.lru_cache(maxsize=2)
 def _prepare(digest: str, path: str) -> Trainer:
     """Let a family prepare itself, once in a worker; FileNotFoundError if it is nowhere."""
-    content = _contents.pop(digest, None) or (Path(path).read_bytes() if path else b"")
+    content = _contents.pop(digest, None) or (_read(Path(path)) if path else b"")
     if hashlib.sha256(content).hexdigest() != digest:  # another run's, or half of a copy
         raise FileNotFoundError(2, os.strerror(2), path)
     if os.getcwd() not in sys.path:  # as where the command was given

@@ -147,12 +147,15 @@ def test_memory_that_does_not_suffice_is_tried_three_times(folder, threads, tmp_
     assert failed.tolist() == [tuple(arch) in greedy for arch in run.record.archs.tolist()]
 
 
-def test_workers_without_the_file_system(folder, threads, tmp_path):
-    """What they do not find is sent to them."""
+@pytest.mark.parametrize("instead", [None, os.mkfifo, os.mkdir])
+def test_workers_without_the_file_system(instead, folder, threads, tmp_path):
+    """What they do not find is sent to them; what is no file they do not wait for."""
     family = farm.watched(folder)
     given = {"family": family, "data": farm.data(), "seed": 0, "directory": tmp_path}
     with open_team(threads, 2, **given) as team:
         (tmp_path / "task.pickle").unlink()
+        if instead is not None:
+            instead(tmp_path / "task.pickle")
         archs = np.array([[0, 1], [2, 3], [4, 5]], np.int32)
         ended = dict(itertools.chain.from_iterable(team.train(archs)))
     assert sorted(ended) == [0, 1, 2]
