@@ -341,7 +341,7 @@ for devices in (1, 2):
 
 @pytest.mark.slow
 def test_a_manifest_is_the_same_in_every_process():
-    code = "from tests import mlp; import json; print(json.dumps([\
+    code = "from tests.helpers import mlp; import json; print(json.dumps([\
 mlp.family.manifest(2), mlp.flax_family.manifest(2)]))"
     said = {
         subprocess.run(
