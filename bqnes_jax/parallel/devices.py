@@ -107,7 +107,7 @@ def spread(
         filled = np.minimum(np.arange(share * mesh.size), count - 1)
         members = jax.tree.map(lambda leaf: np.asarray(leaf)[filled], arguments[:split])
         placed = (place(members, mesh, spec=PartitionSpec(_AXIS)), place(arguments[split:], mesh))
-        results = _gather(*_try(program, *placed[0], *placed[1]))
+        results = _gather(mesh, *_try(program, *placed[0], *placed[1]))
         return jax.tree.map(lambda leaf: leaf[:count], results)
 
     return call
@@ -218,9 +218,9 @@ def _try(program: Callable[..., Tree], *arguments: Tree) -> tuple[Tree, Exceptio
         return None, error
 
 
-def _gather(tree: Tree, error: Exception | None) -> Tree:
-    """Return results whole, or raise an error: on all hosts if there is one on any of them."""
-    if jax.process_count() == 1:
+def _gather(mesh: Mesh, tree: Tree, error: Exception | None) -> Tree:
+    """Return results whole, or raise an error: on all hosts of the mesh if one of them has one."""
+    if {device.process_index for device in mesh.devices.flat} == {jax.process_index()}:
         if error is not None:
             raise error
         return jax.device_get(tree)
