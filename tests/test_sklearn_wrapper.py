@@ -25,8 +25,14 @@ def sounder():
     return [LogisticRegression(max_iter=1000), KNeighborsClassifier(10)]
 
 
+CHECKS = parametrize_with_checks(
+    [EnsembleClassifier(two(), size=2, method="caruana", calibrate="off")]
+)
+
+
 @pytest.mark.slow
-@parametrize_with_checks([EnsembleClassifier(two(), size=2, method="caruana", calibrate="off")])
+# scikit-learn 1.6 gives an iterator, which pytest 9 takes no longer.
+@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
 @pytest.mark.filterwarnings("default")  # of what the checks do to the members
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)

@@ -22,7 +22,8 @@ def call(folder, *arguments):
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("default")  # not errors, as in a process of its own
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("error", DeprecationWarning)  # as in all tests: pyproject.toml
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="matplotlib")
         code = main(list(map(str, arguments)))
     return code, out.getvalue(), err.getvalue()
 

@@ -123,7 +123,7 @@ def test_double_sums_of_huge_weights_are_no_nan(largest, squared, precision):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize(
-    ("kernel", "warp"), zip(2 * KERNELS, ["linear", "moment", "none", "log"], strict=True)
+    ("kernel", "warp"), list(zip(2 * KERNELS, ["linear", "moment", "none", "log"], strict=True))
 )
 def test_monte_carlo_converges_as_one_over_the_root(kernel, warp):
     model = model_of(kernel, warp)

@@ -155,7 +155,7 @@ def test_one_member(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
-@pytest.mark.parametrize("name", filter(takes_limit, BUILT_IN))
+@pytest.mark.parametrize("name", list(filter(takes_limit, BUILT_IN)))
 def test_a_limit_is_as_good_as_a_size(name, tolerance):
     log_probs, kernel = problem(1)
     for limit in 2, SIZE:
