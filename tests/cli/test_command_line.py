@@ -109,7 +109,7 @@ def test_the_flags_that_the_documents_name_exist(capsys):
     known |= _help_of(capsys, "tabulate") | _help_of(capsys, "nats", "import")
     known |= _help_of(capsys, "data", "prepare")
     known |= _help_of(capsys, "run", "--family", "slimmable")
-    others = {"all", "seeded", "python", "packages"}  # of pytest and scripts
+    others = {"all", "cov", "seeded", "python", "packages"}  # of pytest and scripts
     others |= {"nodes", "ntasks-per-node", "gpus-per-node"}  # of srun
     for name in ("README.md", "notebooks/README.md", "CONTRIBUTING.md"):
         text = (ROOT / name).read_text()
