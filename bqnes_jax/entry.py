@@ -4,6 +4,7 @@ The imports take seconds, and nothing is at stake meanwhile: Ctrl-C ends the pro
 first tenth of a second, in which Python itself starts, is out of reach.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import sys
 def main() -> int:
     """Run the command; returns its code, 130 after Ctrl-C and 143 after SIGTERM."""
     _end_at_once_on_signals()
+    atexit.register(_ignore_signals)  # the first one registered runs last
     _silence_xla()
     from bqnes_jax.cli import main as run
 
@@ -32,6 +34,12 @@ def _silence_xla() -> None:
 def _end_at_once_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_at_once)
+
+
+def _ignore_signals() -> None:
+    """Let the command's code stand: Python restores the system's handlers as it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_on_signals() -> None:
