@@ -85,14 +85,11 @@ def log_probs_of(candidates: int, points: int) -> np.ndarray:
 
 
 class Step(NamedTuple):
-    """The last step of a search: with length scales fitted anew, and with those of a step before.
+    """The last step of a search: from nothing, and from what the step before it left."""
 
-    Where no length scales are fitted, `kept` is None.
-    """
-
-    fitted: Callable[[], Any]
-    kept: Callable[[], Any] | None
-    every: int  # steps, in which they are fitted once
+    from_nothing: Callable[[], Any]
+    from_before: Callable[[], Any]
+    every: int | None  # steps, in which length scales are fitted once; None where there are none
 
 
 @functools.cache
@@ -102,20 +99,22 @@ def last_step(space: Space, candidates: int) -> Step:
     strategy = make("us", space, config=config)
     archs = space.sample(jax.random.key(2), candidates)
     log_likelihoods = jnp.asarray(log_probs_of(candidates, 500).sum(axis=1))
-    state = tell(strategy.init(jax.random.key(0))[0], Outcome(archs, log_likelihoods))
     ask = functools.partial(strategy.ask, jax.random.key(1))
-    after = ask(state)[0]
-    every = math.ceil(config.fit.growth * candidates)
-    is_kept = after.shape is not None and after.shape.axes is None
-    return Step(lambda: ask(state), (lambda: ask(after)) if is_kept else None, every)
+    empty = strategy.init(jax.random.key(0))[0]
+    before = ask(tell(empty, Outcome(archs[:-1], log_likelihoods[:-1])))[0]
+    after = tell(before, Outcome(archs[-1:], log_likelihoods[-1:]))
+    everything = tell(empty, Outcome(archs, log_likelihoods))
+    has_scales = before.shape is not None and before.shape.axes is None
+    every = math.ceil(config.fit.growth * candidates) if has_scales else None
+    return Step(lambda: ask(everything), lambda: ask(after), every)
 
 
 def step(space: Space, candidates: int) -> list[Part]:
     """Prepare what a step takes on average: steps that keep length scales count as often."""
-    fitted, kept, every = last_step(space, candidates)
-    if kept is None:
-        return [Part(1.0, fitted)]
-    return [Part(1 / every, fitted), Part(1 - 1 / every, kept)]
+    from_nothing, from_before, every = last_step(space, candidates)
+    if every is None:
+        return [Part(1.0, from_before)]
+    return [Part(1 / every, from_nothing), Part(1 - 1 / every, from_before)]
 
 
 _BLOCK = SlimmableSpace(blocks=1, layers=3).count
@@ -187,7 +186,7 @@ STAGES = (
         "… one that fits length scales",
         "candidates",
         (*CANDIDATES, 1600),
-        lambda n: last_step(unlisted(_BLOCK**7), n).fitted,
+        lambda n: last_step(unlisted(_BLOCK**7), n).from_nothing,
         MANY,
         measured=True,
     ),
