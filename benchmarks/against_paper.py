@@ -11,7 +11,7 @@ from scipy.stats import t
 from shared import show, write
 
 import bqnes_jax
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 
 # Row -> [seeds, metrics].
 Results = dict[str, np.ndarray]

@@ -35,7 +35,8 @@ from bqnes_jax.runs import Workbench, load_data, make_family, open_workbench, pr
 from bqnes_jax.spaces import DARTS
 from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.storage.store import Predictions
-from bqnes_jax.studies.comparison import Row, compare_live
+from bqnes_jax.studies.comparison import compare_live
+from bqnes_jax.studies.rows import Row
 
 TASK = preset_config("tiny", "darts")
 SEARCH = TASK.search  # 10 pairs of cells to begin with, 40 in all, 4 at a time

@@ -18,7 +18,7 @@ from bqnes_jax.nats_bench import SEEDS, read_results
 from bqnes_jax.runs.workbench import stored_log_probs
 from bqnes_jax.spaces import NATS, Subset
 from bqnes_jax.storage import Store
-from bqnes_jax.studies.comparison import Predict
+from bqnes_jax.studies.rows import Predict
 from bqnes_jax.tables import Table, Tabulated
 
 _FILE = "nats-{}.npz"

@@ -51,7 +51,8 @@ from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.nats_bench import DATASETS, SEEDS
 from bqnes_jax.spaces import NATS, Subset
-from bqnes_jax.studies.comparison import Predict, compare_on_table
+from bqnes_jax.studies.comparison import compare_on_table
+from bqnes_jax.studies.rows import Predict
 from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.tables import Table as Losses
 from bqnes_jax.tables import Tabulated, evaluator

@@ -34,7 +34,8 @@ from bqnes_jax.runs import (
     preset_config,
 )
 from bqnes_jax.runs.fields import replace_fields
-from bqnes_jax.studies.comparison import Row, compare_live
+from bqnes_jax.studies.comparison import compare_live
+from bqnes_jax.studies.rows import Row
 
 _SHRUNK = {
     "image_size": 8,

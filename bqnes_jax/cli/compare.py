@@ -43,6 +43,7 @@ from bqnes_jax.runs.workbench import keys_of
 from bqnes_jax.spaces import NATS, count_seeds
 from bqnes_jax.spaces.base import as_listed
 from bqnes_jax.studies import comparison, formats
+from bqnes_jax.studies.rows import Row
 from bqnes_jax.types import explain_each
 
 _ON_TABLE = ("Best single", "Random", "NES-RE", "NES-BS", "BQ-R", "BQ-S", "BQ-L")
@@ -143,7 +144,7 @@ class CompareCommand:
             return ()
         return ("BQ-W", "Deep ensemble") if min(self.sizes) <= seeds else ("BQ-W",)
 
-    def _on_table(self) -> list[comparison.Row]:
+    def _on_table(self) -> list[Row]:
         tabulated = tables.find(self.table, seeds=self.weight_seeds)
         names = self.algorithms or (*_ON_TABLE, *self._with_seeds(count_seeds(tabulated.space)))
         with status_line() as report:
@@ -159,7 +160,7 @@ class CompareCommand:
                 calibrated=self.calibrate,
             )
 
-    def _live(self, out: Path) -> list[comparison.Row]:
+    def _live(self, out: Path) -> list[Row]:
         comparison.check_sizes(make_family(self.task).space, self.sizes, self.search)
         names = self.algorithms or (*_LIVE, *self._with_seeds(self.weight_seeds))
         searches = {
@@ -323,7 +324,7 @@ class TabulateCommand:
             say(f"table: {self.table} ({self.table.stat().st_size / 1e6:.1f} MB)")
 
 
-def write_tables(rows: list[comparison.Row], folder: Path) -> None:
+def write_tables(rows: list[Row], folder: Path) -> None:
     """Write a comparison as text, CSV, Markdown and LaTeX."""
     with explain_writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +337,7 @@ def write_tables(rows: list[comparison.Row], folder: Path) -> None:
             write_whole(folder / f"comparison.{ending}", write(rows).encode())
 
 
-def _show(rows: list[comparison.Row], data: str, seeds: int) -> None:
+def _show(rows: list[Row], data: str, seeds: int) -> None:
     in_bold = console().is_terminal
     summarised = formats.summarise(rows)
 

@@ -8,15 +8,13 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int32
 
 from bqnes_jax import algorithms, candidates
 from bqnes_jax.algorithms import Maker, Pair, classes_for, find_trainable, select_ensemble
@@ -27,58 +25,18 @@ from bqnes_jax.compiling import jit_quickly
 from bqnes_jax.drivers import Evaluate, Searched, loop_all, scan
 from bqnes_jax.elastic import Crew, drive_all
 from bqnes_jax.errors import BQNESError, check_whole
-from bqnes_jax.files.text import count_members
-from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.parallel import spread
-from bqnes_jax.pooling import Pool, ensemble_log_probabilities
 from bqnes_jax.quadrature import effective_size
 from bqnes_jax.selection import needs_kernel, takes_limit
 from bqnes_jax.spaces import Architectures, EnumerableSpace, Seeded, Space, count_seeds
+from bqnes_jax.studies.rows import Chosen, Predict, Row, measure_row
 from bqnes_jax.tables import Tabulated, evaluator
-from bqnes_jax.types import Status
 
 _MOST_SEEDS = 10_000
 
 
-class Row(NamedTuple):
-    """What one algorithm with M members reached on the test points, for each seed.
-
-    Calibrated is what a temperature after pooling makes of it, where that lowers the loss of
-    validation points that were left out; None where their classes are not known. It changes no
-    accuracy.
-    """
-
-    algorithm: str
-    size: int
-    accuracy: Float[np.ndarray, " seeds"]
-    ece: Float[np.ndarray, " seeds"]
-    log_likelihood: Float[np.ndarray, " seeds"]
-    status: Status = Status.OK  # what went differently, for any seed
-    effective_size: float = float("nan")  # of the posterior over the candidates, mean over seeds
-    calibrated_ece: Float[np.ndarray, " seeds"] | None = None
-    calibrated_log_likelihood: Float[np.ndarray, " seeds"] | None = None
-    used: Int[np.ndarray, " seeds"] | None = None  # members with a weight; None if all have one
-
-    @property
-    def members(self) -> str:
-        """How many members, as text: those in use, if they are fewer; their mean over seeds."""
-        return count_members(self.size, self.size if self.used is None else float(self.used.mean()))
-
-
-class Chosen(NamedTuple):
-    """Ensembles of all seeds."""
-
-    archs: Int32[np.ndarray | Array, "seeds M length"]
-    weights: Float[np.ndarray | Array, "seeds M"]
-    status: Int32[np.ndarray | Array, " seeds"]
-    effective_size: Float[np.ndarray | Array, " seeds"]  # NaN where nothing was searched
-    pool: Pool
-    temperature: Float[np.ndarray | Array, " seeds"] | None = None  # after pooling
-
-
 Choose = Callable[[str, int], Chosen]
 Sizes = Callable[[str], Sequence[int]]
-Predict = Callable[[Architectures], Float[Array, "M m classes"]]
 
 
 def compare_on_table(
@@ -313,47 +271,17 @@ def _compare(
         for size in sizes(name):
             if report is not None:
                 report(f"{name}, {size} members")
-            chosen = choose(name, size)
-            measured = np.array(
-                [
-                    _measure_both(one, predict(jnp.asarray(one.archs)), test_labels, ece_reference)
-                    for one in (
-                        jax.tree.map(lambda leaf, i=i: leaf[i], chosen) for i in range(seeds)
-                    )
-                ],
-                float,
+            rows.append(
+                measure_row(
+                    name,
+                    size,
+                    choose(name, size),
+                    predict,
+                    test_labels,
+                    ece_reference=ece_reference,
+                )
             )
-            status = Status(int(np.bitwise_or.reduce(np.asarray(chosen.status))))
-            worth = float(np.mean(chosen.effective_size))
-            accuracies, eces, log_likelihoods = measured[:, 0].T
-            used = np.count_nonzero(np.asarray(chosen.weights) > 0, axis=1)
-            row = Row(name, size, accuracies, eces, log_likelihoods, status, worth, used=used)
-            if chosen.temperature is not None:
-                _, eces, log_likelihoods = measured[:, 1].T
-                row = row._replace(calibrated_ece=eces, calibrated_log_likelihood=log_likelihoods)
-            rows.append(row)
     return rows
-
-
-def _measure_both(
-    chosen: Chosen,
-    log_probs: Float[Array, "M m classes"],
-    labels: Int[Array, " m"],
-    ece_reference: str,
-) -> list[Float[Array, " 3"]]:
-    """Return the metrics without a temperature after pooling, and with it if there is one."""
-    given = [] if chosen.temperature is None else [chosen.temperature]
-    return [
-        measure_ensemble(
-            chosen.weights,
-            log_probs,
-            labels,
-            pool=chosen.pool,
-            ece_reference=ece_reference,
-            temperature=np.asarray(temperature, chosen.weights.dtype),
-        )
-        for temperature in (1, *given)
-    ]
 
 
 def _repeat(run: Callable, mesh: Mesh | None) -> Callable:
@@ -431,24 +359,3 @@ def _make_chosen(algorithm: Maker, result: algorithms.Result) -> Chosen:
         status = status if blind else status | result.trace.evidence.status[-1]
     temperature = None if result.calibration is None else result.calibration.temperature
     return Chosen(result.archs, result.weights, status, worth, result.pool, temperature)
-
-
-@jit_quickly(("pool", "ece_reference"))
-def measure_ensemble(
-    weights: Float[np.ndarray | Array, " M"],
-    log_probs: Float[Array, "M m classes"],
-    labels: Int[Array, " m"],
-    *,
-    pool: Pool = Pool.MIXTURE,
-    ece_reference: str = "confidence",
-    temperature: ArrayLike = 1.0,
-) -> Float[Array, " 3"]:
-    """Return accuracy, ECE and log-likelihood of an ensemble, by what its members say."""
-    said = ensemble_log_probabilities(weights, log_probs, pool=pool, temperature=temperature)
-    return jnp.stack(
-        [
-            accuracy(said, labels, log=True),
-            ece(said, labels, reference=ece_reference, log=True),
-            log_likelihood(said, labels, log=True),
-        ]
-    )

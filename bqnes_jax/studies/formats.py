@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bqnes_jax.files.text import align, in_a_line, plain
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 
 _LOWER_IS_BETTER = ("ece", "calibrated_ece")
 

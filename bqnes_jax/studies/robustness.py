@@ -33,7 +33,7 @@ from bqnes_jax.files import as_json, check_bound, explain_writing, is_there, rea
 from bqnes_jax.pooling import Pool
 from bqnes_jax.runs import Ensemble, Run, TaskConfig, load_data
 from bqnes_jax.storage import DamagedEntryWarning
-from bqnes_jax.studies.comparison import measure_ensemble
+from bqnes_jax.studies.rows import measure_ensemble
 
 PAPER_SEVERITIES = (1, 3, 5)
 OWN = "corrupted here"

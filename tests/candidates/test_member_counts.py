@@ -15,7 +15,8 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import Pool
 from bqnes_jax.sklearn import EnsembleClassifier
 from bqnes_jax.studies import formats
-from bqnes_jax.studies.comparison import Chosen, Row, _compare, compare_live, compare_on_table
+from bqnes_jax.studies.comparison import _compare, compare_live, compare_on_table
+from bqnes_jax.studies.rows import Chosen, Row
 from tests.helpers.toy import GRID
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)

@@ -20,7 +20,7 @@ from bqnes_jax.files.arrays import open_npz, read_npy
 from bqnes_jax.files.text import plain
 from bqnes_jax.runs import configure
 from bqnes_jax.studies import formats
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 from tests.helpers.alterations import npy, zipped
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)

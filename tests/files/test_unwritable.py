@@ -17,7 +17,7 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.families import from_functions
 from bqnes_jax.runs import Run
 from bqnes_jax.spaces import Product
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 from bqnes_jax.training.checkpoints import Checkpoints
 from tests.helpers.commands import call
 from tests.storage.test_kills import TASK, TRAINING

@@ -12,7 +12,7 @@ from bqnes_jax.cli import main
 from bqnes_jax.cli.compare import write_tables
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.storage import Entry, Store
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 from tests.cli.test_cli import TASK
 from tests.helpers.loaders import ARCH, MANIFEST, a_store, log_probs
 

@@ -20,7 +20,7 @@ from bqnes_jax.data.splits import SplitIndices, write_split
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files import write_bound, write_whole
 from bqnes_jax.storage import Entry
-from bqnes_jax.studies.comparison import Row
+from bqnes_jax.studies.rows import Row
 from bqnes_jax.training.checkpoints import Checkpoints
 from tests.helpers.loaders import a_store, log_probs
 from tests.helpers.pictures import images

@@ -15,8 +15,9 @@ from bqnes_jax.errors import BQNESError
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.studies import formats
-from bqnes_jax.studies.comparison import Row, compare_live, compare_on_table
+from bqnes_jax.studies.comparison import compare_live, compare_on_table
 from bqnes_jax.studies.formats import summarise
+from bqnes_jax.studies.rows import Row
 from bqnes_jax.types import Status
 
 CONFIG = SearchConfig(initial=5, budget=12, batch=3, population=6)
