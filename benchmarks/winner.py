@@ -4,26 +4,33 @@ Strategies × methods × numbers of members on a table of trained networks, with
 temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first: where one
 fails there are figures and no verdict. An algorithm wins on a table if, for every number of members
 and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S by more
-than two standard errors, and with 3 members beats both with 10; all of them are calibrated. Where
+than two standard errors, and with 3 members beats both with 10; all of them are calibrated. With a
+second training of some cells, an error is that of searches and that of trainings together. Where
 two take the same network alone, M = 1 is left out. Searches that are done are kept.
 
     python benchmarks/winner.py digits
+    python benchmarks/winner.py cifar10.npz --seeded cifar10-seeds.npz --again cifar10-again.npz
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gates
 import numpy as np
+import retrained
 import tyro
 from against_paper import as_markdown
 from shared import RESULTS, console, one_sentence, show, with_error, write
 
+from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.studies.comparison import compare_on_table
+from bqnes_jax.studies.rows import Row
+from bqnes_jax.tables import Tabulated
 
 STRATEGIES = ("us", "posterior", "ei", "evolution", "random")
 METHODS = ("beam", "restack", "corrective", "logpool")
@@ -31,10 +38,14 @@ SIZES = (1, 3, 5, 10)
 BUDGETS = (150, 100, 50, 25)
 RIVALS = {"NES-RE": "evolution+beam", "BQ-S": "us+restack"}
 FEW, MANY = 3, 10
+JUDGED = ("calibrated log-likelihood", "calibrated ECE")
 COLUMNS = ("log-likelihood", "calibrated log-likelihood", "accuracy", "ECE", "calibrated ECE")
 
 # (strategy+method, members, candidates) as text -> metric -> a value for each seed.
 Results = dict[str, dict[str, list[float]]]
+
+# (metric, members) -> how much a lead differs from training to training.
+Trainings = dict[tuple[str, int], float]
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,8 @@ class Options:
     """Tables of the package, or files that `bqnes tabulate` wrote."""
     seeded: Path | None = None
     """For the gates: a table of some of the cells with several weight seeds."""
+    again: Path | None = None
+    """A table of some of the cells, trained once more: `bqnes tabulate --again TABLE --seed 1`."""
     seeds: int = 10
     """How many searches of each kind."""
     budgets: tuple[int, ...] = BUDGETS
@@ -67,7 +80,12 @@ def measure(name: str, options: Options, path: Path) -> dict:
     """Measure what is not measured yet; return the gates and all results."""
     tabulated, seeded = gates.read(name, options.seeded)
     known = json.loads(path.read_text()) if path.exists() else {}
-    same = {"seeds": options.seeds, "seeded": str(options.seeded), "cells": tabulated.space.size}
+    same = {
+        "seeds": options.seeds,
+        "seeded": str(options.seeded),
+        "again": str(options.again),
+        "cells": tabulated.space.size,
+    }
     known = known if known.get("of") == same else {}
     if tabulated.table.classes is None:
         raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
@@ -89,20 +107,57 @@ def measure(name: str, options: Options, path: Path) -> dict:
             rows = compare_on_table(
                 tabulated, missing, SIZES, options.seeds, config=config, calibrated=True
             )
-            for row in rows:
-                values = (
-                    row.log_likelihood,
-                    row.calibrated_log_likelihood,
-                    row.accuracy,
-                    row.ece,
-                    row.calibrated_ece,
-                )
-                results[key_of(row.algorithm, row.size, budget)] = {
-                    column: np.asarray(one, float).round(6).tolist()
-                    for column, one in zip(COLUMNS, values, strict=True)
-                }
+            results |= as_results(rows, budget)
             write(path, {"of": same, "gates": found, "results": results})
-    return {"gates": found, "results": results}
+    twice = known.get("twice")
+    if options.again is not None and twice is None:
+        twice = measure_twice(tabulated, tables.read(options.again), options)
+        write(path, {"of": same, "gates": found, "results": results, "twice": twice})
+    return {"gates": found, "results": results, "twice": twice}
+
+
+def as_results(rows: Sequence[Row], budget: int) -> Results:
+    results = {}
+    for row in rows:
+        values = (
+            row.log_likelihood,
+            row.calibrated_log_likelihood,
+            row.accuracy,
+            row.ece,
+            row.calibrated_ece,
+        )
+        results[key_of(row.algorithm, row.size, budget)] = {
+            column: np.asarray(one, float).round(6).tolist()
+            for column, one in zip(COLUMNS, values, strict=True)
+        }
+    return results
+
+
+def measure_twice(tabulated: Tabulated, again: Tabulated, options: Options) -> list[Results]:
+    """Return what all pairs reach among the cells that were trained twice, by either training."""
+    budget = min(options.budgets[0], again.space.size // 2)
+    names = sorted({f"{s}+{m}" for s in STRATEGIES for m in options.methods} | {*RIVALS.values()})
+    given = names, SIZES, options.seeds, config_of(budget)
+    return [as_results(rows, budget) for rows in retrained.compare_twice(tabulated, again, *given)]
+
+
+def deviations(twice: Sequence[Results]) -> Trainings:
+    """Return how much leads over NES-RE and BQ-S differ from training to training."""
+
+    def leads(results: Results, column: str, size: int) -> np.ndarray:
+        """Return all leads there are with so many members, leads×seeds."""
+        ours = [key for key in results if f", {size} of " in key]
+        pairs = [
+            (key, f"{rival}, {key.split(', ')[1]}") for key in ours for rival in RIVALS.values()
+        ]
+        values = [of(results, one, column) - of(results, other, column) for one, other in pairs]
+        return np.array([each for each in values if np.any(each)])  # not those of one with itself
+
+    return {
+        (column, size): retrained.deviation(*(leads(one, column, size) for one in twice))
+        for column in JUDGED
+        for size in SIZES
+    }
 
 
 def of(results: Results, key: str, column: str) -> np.ndarray:
@@ -116,33 +171,37 @@ def lead(results: Results, ours: str, theirs: str, column: str) -> tuple[float, 
     return float(ahead.mean()), float(ahead.std(ddof=1) / np.sqrt(len(ahead)))
 
 
-def is_ahead(results: Results, ours: str, theirs: str) -> bool:
-    """Tell whether both metrics, with calibration for either, are ahead by two standard errors."""
-    leads = [
-        lead(results, ours, theirs, f"calibrated {metric}") for metric in ("log-likelihood", "ECE")
-    ]
-    return all(mean > 2 * error for mean, error in leads)
+def is_ahead(results: Results, ours: str, theirs: str, between: dict[str, float]) -> bool:
+    """Tell whether both metrics are ahead by two standard errors.
+
+    An error has a part from search to search, and one from training to training (`between`).
+    """
+    leads = {column: lead(results, ours, theirs, column) for column in JUDGED}
+    return all(
+        mean > 2 * np.hypot(error, between.get(column, 0.0))
+        for column, (mean, error) in leads.items()
+    )
 
 
-def wins(results: Results, name: str, budget: int) -> dict[str, bool]:
+def wins(
+    results: Results, name: str, budget: int, trainings: Trainings | None = None
+) -> dict[str, bool]:
     """Return for each comparison that the goal asks for whether it is won."""
     asked = {
-        f"{rival}, M = {size}": (key_of(name, size, budget), key_of(pair, size, budget))
+        f"{rival}, M = {size}": (pair, size, size)
         for rival, pair in RIVALS.items()
         for size in SIZES
     }
     asked |= {
-        f"{rival}, M = {FEW} against {MANY}": (
-            key_of(name, FEW, budget),
-            key_of(pair, MANY, budget),
-        )
-        for rival, pair in RIVALS.items()
+        f"{rival}, M = {FEW} against {MANY}": (pair, FEW, MANY) for rival, pair in RIVALS.items()
     }
-    return {
-        what: is_ahead(results, *pair)
-        for what, pair in asked.items()
-        if results[pair[0]] != results[pair[1]]
-    }
+    won = {}
+    for what, (pair, size, their_size) in asked.items():
+        ours, theirs = key_of(name, size, budget), key_of(pair, their_size, budget)
+        if results[ours] != results[theirs]:
+            between = {c: s for (c, m), s in (trainings or {}).items() if m == size}
+            won[what] = is_ahead(results, ours, theirs, between)
+    return won
 
 
 def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> str:
@@ -186,7 +245,15 @@ def report(name: str, content: dict, options: Options) -> str:
     title = f"Candidates until the calibrated log-likelihood of NES-RE after {budgets[0]}"
     show(f"{name}: {title}", columns, rows)
     parts += [f"## {title}\n", as_markdown(columns, rows)]
-    judged = {one: wins(results, one, budgets[0]) for one in names}
+    trainings = deviations(content["twice"]) if content.get("twice") else None
+    if trainings is not None:
+        rows = [
+            [c, *(f"{trainings[c, m]:.{1 if 'log' in c else 4}f}" for m in SIZES)] for c in JUDGED
+        ]
+        title = "Standard deviation of a lead from training to training"
+        show(f"{name}: {title}", columns, rows)
+        parts += [f"## {title}\n", as_markdown(columns, rows)]
+    judged = {one: wins(results, one, budgets[0], trainings) for one in names}
     columns = ["", "won", "not won"]
     rows = [
         [

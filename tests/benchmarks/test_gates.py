@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import DARTS, NATS, Seeded, Subset
 from bqnes_jax.spaces.base import as_listed
 from bqnes_jax.tables import Table, Tabulated
@@ -26,7 +27,7 @@ def benchmark(monkeypatch):
     """Return a function that imports a benchmark."""
     monkeypatch.syspath_prepend(FOLDER)
     yield importlib.import_module
-    for name in ("gates", "winner", "collisions"):
+    for name in ("gates", "winner", "collisions", "retrained"):
         sys.modules.pop(name, None)
 
 
@@ -106,6 +107,58 @@ def test_a_winner_is_ahead_of_both_everywhere(benchmark):
     better = {key.replace("150", "50"): value for key, value in results.items()}
     assert winner.needed(results | better, "us+logpool", 3, (150, 50)) == "50"
     assert winner.needed(a_result(names, (0.0, 0.0, -9.0), (3,)), names[2], 3, (150,)) == "> 150"
+
+
+def test_a_lead_has_the_variance_of_training_too(benchmark):
+    retrained, draw = benchmark("retrained"), np.random.default_rng(0)
+    truth, noise = draw.normal(size=(400, 1)), 0.5
+    for own in (0.0, 2.0):
+        first, second = (
+            truth + own * draw.normal(size=(400, 1)) + noise * draw.normal(size=(400, 10))
+            for _ in range(2)
+        )
+        assert retrained.deviation(first, second) == pytest.approx(own, rel=0.1, abs=0.1)
+    winner = benchmark("winner")
+    names = ("evolution+beam", "us+restack", "us+logpool")
+    results = a_result(names, (0.0, 0.0, 9.0), winner.SIZES)
+    assert all(winner.wins(results, names[2], 150).values())
+    noisy = {(winner.JUDGED[0], 3): 10.0}
+    won = winner.wins(results, names[2], 150, noisy)
+    lost = [what for what, each in won.items() if not each]
+    assert len(lost) == 4 and all("M = 3" in what for what in lost)
+    one, other = (a_result(names, (0.0, 0.0, lead), winner.SIZES) for lead in (4.0, 12.0))
+    found = winner.deviations([one, other])
+    # Of three leads over each of two rivals two differ by 8 and the others not at all.
+    assert found[winner.JUDGED[0], 3] == pytest.approx(np.sqrt(64 / 2 / 2), rel=0.05)
+
+
+@pytest.mark.slow
+def test_cells_that_were_trained_twice_are_searched_twice(benchmark):
+    retrained = benchmark("retrained")
+    numbers = tuple(np.arange(7_000, 7_020).tolist())
+    draw = np.random.default_rng(0)
+
+    def trained(numbers):
+        size = len(numbers)
+        classes = jnp.asarray(jax.nn.log_softmax(draw.normal(size=(size, 12, 3))))
+        own = classes[:, jnp.arange(12), jnp.arange(12) % 3]
+        table = Table(own.sum(1), jnp.full(size, 0.5), own, classes, classes)
+        return Tabulated(Subset(NATS, numbers), table, jnp.arange(12) % 3)
+
+    whole, again = trained(numbers), trained(numbers[3:18:2])
+    part = retrained.restrict(whole, again.space)
+    for i, number in enumerate(numbers[3:18:2]):
+        place = numbers.index(number)
+        np.testing.assert_array_equal(part.table.classes[i], whole.table.classes[place])
+    config = SearchConfig(initial=2, budget=4)
+    first, second = retrained.compare_twice(whole, again, ["random+beam"], [2], 3, config)
+    (alone,) = benchmark("winner").compare_on_table(
+        again, ["random+beam"], [2], 3, config=config, calibrated=True
+    )
+    np.testing.assert_array_equal(second[0].log_likelihood, alone.log_likelihood)
+    assert np.all(first[0].log_likelihood != second[0].log_likelihood)
+    with pytest.raises(BQNESError, match="1 of the 2 cells that were trained again"):
+        retrained.restrict(whole, Subset(NATS, (7_000, 9_000)))
 
 
 def test_collisions_are_counted_as_by_hand(benchmark):

@@ -349,6 +349,10 @@ def test_a_table_is_made_and_compared_on(folder, finished, tmp_path, capsys):
     assert len(numbers_of(folder / "larger.npz")) == 8
     code, _, err = call(folder, *tabulate, *known)
     assert code == 1 and "the known tables have all of the 6 cells" in err
+    again = ("--again", "table.npz", "--count", "3", "--seed", "5", "--store", "store")
+    code, _, err = call(folder, *tabulate, *again, "--table", "again.npz")
+    assert code == 0 and "training: 3 of 3" in err, "from other weights"
+    assert set(numbers_of(folder / "again.npz")) < set(numbers_of(folder / "table.npz"))
     code, _, err = call(folder, *tabulate, *where, "--points", "1000")
     assert code == 1 and "points is 1000; it must be a whole number, from 1 to 50" in err
     compare = ["compare", "--table", str(folder / "table.npz"), "--algorithms", "Random"]

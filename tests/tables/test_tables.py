@@ -250,6 +250,18 @@ def test_architectures_are_chosen_to_have_neighbours():
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_cells_of_a_table_are_chosen_again():
+    path = Path(tables.__file__).parent / "digits.npz"
+    every = set(tables.numbers_of(path).tolist())
+    numbers = tables.choose_again(path, 64)
+    assert len(set(numbers.tolist()) & every) == 64
+    np.testing.assert_array_equal(tables.choose_again(path, 32), numbers[:32])
+    assert 0.4 < np.mean(numbers < np.median(list(every))) < 0.6, "from anywhere in it"
+    with pytest.raises(BQNESError, match="count is 1025"):
+        tables.choose_again(path, 1025)
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
 class TestDigits:
     def test_what_it_holds(self):
         space, table, labels = tables.load("digits")
