@@ -84,10 +84,10 @@ def a_result(names, ahead, sizes, seeds=10):
     draw = np.random.default_rng(0)
     return {
         f"{name}, {size} of 150": {
-            "calibrated log-likelihood": (
-                -100 + lead + size / 100 + draw.normal(size=seeds)
-            ).tolist(),
-            "calibrated ECE": (0.05 - lead / 1000 + draw.normal(size=seeds) / 1000).tolist(),
+            "log-likelihood": (-100 + lead + size / 100 + draw.normal(size=seeds)).tolist(),
+            "ECE": (0.05 - lead / 1000 + draw.normal(size=seeds) / 1000).tolist(),
+            "calibrated log-likelihood": (-99 + draw.normal(size=seeds)).tolist(),
+            "calibrated ECE": (0.04 + draw.normal(size=seeds) / 1000).tolist(),
         }
         for name, lead in zip(names, ahead, strict=True)
         for size in sizes
@@ -98,15 +98,20 @@ def test_a_winner_is_ahead_of_both_everywhere(benchmark):
     winner = benchmark("winner")
     names = ("evolution+beam", "us+restack", "us+logpool")
     results = a_result(names, (0.0, 0.0, 9.0), winner.SIZES)
-    won = winner.wins(results, "us+logpool", 150)
+    alone, calibrated = winner.JUDGED.values()
+    won = winner.wins(results, "us+logpool", 150, alone)
     assert len(won) == 10 and all(won.values())
-    assert not any(winner.wins(results, "us+restack", 150).values())
-    results["us+restack, 5 of 150"]["calibrated ECE"] = [0.0] * 10
-    won = winner.wins(results, "us+logpool", 150)
+    assert not all(winner.wins(results, "us+logpool", 150, calibrated).values())
+    assert not any(winner.wins(results, "us+restack", 150, alone).values())
+    results["us+restack, 5 of 150"]["ECE"] = [0.0] * 10
+    won = winner.wins(results, "us+logpool", 150, alone)
     assert [what for what, each in won.items() if not each] == ["BQ-S, M = 5"]
+    goal = "calibrated log-likelihood"
+    results["us+logpool, 3 of 150"][goal] = [-90.0] * 10
     better = {key.replace("150", "50"): value for key, value in results.items()}
     assert winner.needed(results | better, "us+logpool", 3, (150, 50)) == "50"
-    assert winner.needed(a_result(names, (0.0, 0.0, -9.0), (3,)), names[2], 3, (150,)) == "> 150"
+    results["us+logpool, 3 of 150"][goal] = [-110.0] * 10
+    assert winner.needed(results, names[2], 3, (150,)) == "> 150"
 
 
 def test_a_lead_has_the_variance_of_training_too(benchmark):
@@ -121,15 +126,16 @@ def test_a_lead_has_the_variance_of_training_too(benchmark):
     winner = benchmark("winner")
     names = ("evolution+beam", "us+restack", "us+logpool")
     results = a_result(names, (0.0, 0.0, 9.0), winner.SIZES)
-    assert all(winner.wins(results, names[2], 150).values())
-    noisy = {(winner.JUDGED[0], 3): 10.0}
-    won = winner.wins(results, names[2], 150, noisy)
+    judged = winner.JUDGED["as they are"]
+    assert all(winner.wins(results, names[2], 150, judged).values())
+    noisy = {(judged[0], 3): 10.0}
+    won = winner.wins(results, names[2], 150, judged, noisy)
     lost = [what for what, each in won.items() if not each]
     assert len(lost) == 4 and all("M = 3" in what for what in lost)
     one, other = (a_result(names, (0.0, 0.0, lead), winner.SIZES) for lead in (4.0, 12.0))
     found = winner.deviations([one, other])
     # Of three leads over each of two rivals two differ by 8 and the others not at all.
-    assert found[winner.JUDGED[0], 3] == pytest.approx(np.sqrt(64 / 2 / 2), rel=0.05)
+    assert found[judged[0], 3] == pytest.approx(np.sqrt(64 / 2 / 2), rel=0.05)
 
 
 @pytest.mark.slow
