@@ -246,21 +246,37 @@ def best_single(space: Space, size: int, kernel: Kernel | None, config: SearchCo
 
 
 def variational_ensemble(
-    space: Space, size: int, kernel: Kernel | None, config: SearchConfig
+    space: Space,
+    size: int,
+    kernel: Kernel | None,
+    config: SearchConfig,
+    *,
+    supernet: tuple[Space, Evaluate] | None = None,
 ) -> Algorithm:
     """Draw the members together from a distribution fitted to the best architectures of all.
 
     As many architectures as the budget, those with the largest likelihoods in the whole space, are
     what a mean-field distribution is fitted to; the best of ten sets drawn from it is returned.
     Members of a set may be the same.
+
+    Args:
+        space: what members are drawn from.
+        size: M.
+        kernel: not used.
+        config: of which the budget, the temperature and the diversity count.
+        supernet: what the distribution is fitted to instead, as Shu et al. (2022) do: architectures
+            whose networks share their weights, and what evaluating them gives.
     """
+    learnt_in = space if supernet is None else supernet[0]
     _check_listed("NES-BS", space)
+    _check_listed("NES-BS", learnt_in)
 
     def run(key: PRNGKey, evaluate: Evaluate) -> Result:
-        best = _best_of_all(space, config.budget, evaluate)
+        learnt_from = evaluate if supernet is None else supernet[1]
+        best = _best_of_all(learnt_in, config.budget, learnt_from)
         history = best.history
         distribution = fit_mean_field(
-            space,
+            learnt_in,
             history.archs,
             history.log_likelihoods,
             best.elsewhere,

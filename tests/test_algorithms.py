@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bqnes_jax.algorithms import _ALGORITHMS, Pair, algorithms, make, register
+from bqnes_jax.algorithms import (
+    _ALGORITHMS,
+    Pair,
+    algorithms,
+    make,
+    register,
+    variational_ensemble,
+)
 from bqnes_jax.candidates import Outcome, SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import ensemble_log_probabilities, ensemble_probabilities
@@ -95,6 +102,21 @@ def test_the_distribution_of_nes_bs_does_not_like_failures(key):
     result = run(key, evaluator(table(), GRID))
     assert np.isfinite(result.info.loss)
     assert not FAILED[index_of(result.archs)].any()
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_nes_bs_learns_from_a_supernet_and_is_judged_by_what_is_trained(key):
+    """The shared network likes the corner that the networks alone do not."""
+    alone = table(failed=NOTHING)
+    away = np.abs(POINTS - 1).sum(axis=1)
+    shared = table_of(np.repeat(-3.0 * away[:, None], 20, axis=1))
+    run = variational_ensemble(GRID, 3, None, CONFIG, supernet=(GRID, evaluator(shared, GRID)))
+    result = jax.jit(run)(key, evaluator(alone, GRID))
+    members = np.asarray(index_of(result.archs))
+    assert (away[members] <= 2).all()
+    said = np.asarray(alone.log_probs)[members]
+    mixture = np.log(np.asarray(result.weights) @ np.exp(said))
+    np.testing.assert_allclose(result.info.loss, -mixture.mean(), rtol=1e-4)
 
 
 @pytest.mark.slow
