@@ -30,6 +30,7 @@ from bqnes_jax.surrogates.solve import (
 )
 
 MEANS = ("zero", "constant")
+_STALLED = 2  # steps in a row without a gain end a fit: each would try twenty lengths in vain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,18 +246,25 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
     optimiser = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(loss)
 
-    def step(_, carry):
-        free, state, best, least = carry
+    def step(carry):
+        free, state, best, least, taken, stalled = carry
         value, grad = value_and_grad(free, state=state)
         better = value < least  # false for NaN, which so never wins
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), free, best)
+        gains = value < least - 4 * jnp.finfo(value.dtype).eps * jnp.abs(least)
         updates, state = optimiser.update(grad, state, free, value=value, grad=grad, value_fn=loss)
-        return optax.apply_updates(free, updates), state, best, jnp.where(better, value, least)
+        free, least = optax.apply_updates(free, updates), jnp.where(better, value, least)
+        return free, state, best, least, taken + 1, jnp.where(gains, 0, stalled + 1)
+
+    def goes_on(carry):
+        *_, taken, stalled = carry
+        return (taken <= config.kernel_steps) & (stalled < _STALLED)
 
     middle = jnp.sqrt(jnp.asarray(config.noise_bounds[0] * config.noise_bounds[1], float))
     free = [_to_free(x, *pair) for x, pair in zip([*leaves, middle], bounds, strict=True)]
-    start = (free, optimiser.init(free), free, jnp.asarray(jnp.inf, middle.dtype))
-    best = lax.fori_loop(0, config.kernel_steps + 1, step, start)[2]
+    highest = jnp.full_like(middle, jnp.finfo(middle.dtype).max)
+    start = (free, optimiser.init(free), free, highest, jnp.int32(0), jnp.int32(0))
+    best = lax.while_loop(goes_on, step, start)[2]
     return unpack(best)[0]
 
 

@@ -14,7 +14,7 @@ from bqnes_jax.candidates.registry import stages
 from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.kernels import RBF
-from bqnes_jax.surrogates import FitConfig, gp, wsabi
+from bqnes_jax.surrogates import FitConfig, fitting, gp, wsabi
 from bqnes_jax.surrogates.base import Design
 from bqnes_jax.surrogates.fitting import Shape, _thin, no_shape
 from bqnes_jax.surrogates.solve import _cholesky, profile_loss, solve
@@ -41,6 +41,21 @@ def design_of(n, padding=0):
     mask = np.arange(n + padding) < n
     targets = np.where(mask, surface(archs) + rng.normal(size=n + padding) / 10, 0)
     return Design(*map(jnp.asarray, (archs.astype(np.int32), targets, mask)))
+
+
+def test_a_fit_ends_where_nothing_is_gained(monkeypatch):
+    tried = []
+
+    def count(*given):
+        jax.debug.callback(lambda: tried.append(given))
+        return profile_loss(*given)
+
+    monkeypatch.setattr(fitting, "profile_loss", count)
+    config = FitConfig((1e-3, 10.0), kernel_steps=1000, mean="constant")
+    fit = jax.jit(fitting._adapt_kernel, static_argnums=2)
+    jax.block_until_ready(fit(KERNEL, design_of(20), config))
+    jax.effects_barrier()
+    assert 5 < len(tried) < 300
 
 
 @pytest.mark.slow
