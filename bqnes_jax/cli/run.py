@@ -63,7 +63,7 @@ class RunCommand:
             them, or on all workers of a scheduler: tcp://host:8786. The next training begins as
             soon as one ends; by default a search waits for each batch.
         replay: directory of a run with --workers, to be done again in the order that it had.
-        algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective";
+        algorithm: BQ-L, BQ-S, BQ-R, NES-RE, Random, or any "strategy+method": "us+corrective";
             with several --seeds also BQ-W (what BQ-S is then) and "Deep ensemble".
         ensemble_size: how many members the ensemble has.
         calibrate: whether one temperature follows the pool of the members; auto if that lowers the
@@ -89,7 +89,7 @@ class RunCommand:
     coordinator: str | None = None
     workers: str | None = None
     replay: Path | None = None
-    algorithm: str = "BQ-S"
+    algorithm: str = "BQ-L"
     ensemble_size: int = 3
     calibrate: Literal["auto", "on", "off"] = "auto"
     prior: str | None = None

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bqnes_jax import algorithms
 from bqnes_jax.runs import Record, Run, RunConfig, Workbench
 
-_METHODS = ("restack", "recombine", "beam", "corrective", "logpool")
+_METHODS = ("logpool", "restack", "recombine", "beam", "corrective")
 RIVALS = ("caruana", *_METHODS)  # that a report compares an ensemble with
 
 

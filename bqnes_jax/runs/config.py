@@ -75,7 +75,7 @@ class RunConfig(TaskConfig):
     """A search, the training of its candidates, and the ensemble that is selected in the end.
 
     Attributes:
-        algorithm: BQ-S, BQ-R, BQ-L, NES-RE, Random, or any "strategy+method": "us+corrective".
+        algorithm: BQ-L, BQ-S, BQ-R, NES-RE, Random, or any "strategy+method": "us+corrective".
             Another method selects from the same networks: with the same --out, or by `reselect`.
             With several seeds also BQ-W (what BQ-S is then) and Deep ensemble.
         ensemble_size: how many members the ensemble has.
@@ -93,7 +93,7 @@ class RunConfig(TaskConfig):
     """
 
     _: dataclasses.KW_ONLY
-    algorithm: str = field(SELECTION, default="BQ-S")
+    algorithm: str = field(SELECTION, default="BQ-L")
     ensemble_size: int = field(SELECTION, default=3)
     calibrate: str = field(SELECTION, default="auto")
     prior: str | None = None

@@ -122,6 +122,7 @@ PRESETS: dict[str, Preset] = {
     "paper": Preset(
         RunConfig(
             data="cifar100",
+            algorithm="BQ-S",
             search=SearchConfig(temperature=TEMPERATURE, fit=FitConfig(growth=0.0)),
         )
     ),

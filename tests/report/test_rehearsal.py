@@ -34,5 +34,5 @@ def test_what_the_table_shows():
     config = RunConfig(algorithm="us+top", ensemble_size=4)
     asked = list_selections(config, 40)
     assert asked[0] == ("top", 1) and asked[-1] == ("top", 4) and ("logpool", 4) in asked
-    assert list_selections(config, 40, sizes=(2, 50))[:2] == [("top", 1), ("restack", 2)]
+    assert list_selections(config, 40, sizes=(2, 50))[:2] == [("top", 1), ("logpool", 2)]
     assert len(asked) == len(set(asked)) == 7

@@ -85,6 +85,7 @@ def test_the_config_holds_what_differs_and_what_was_used(written, tmp_path):
     assert yaml.safe_load(config) == {
         "family": "nats",
         "data": "toy",
+        "algorithm": "BQ-S",
         "search": {"initial": 5, "budget": COUNT},
     }
     used = yaml.safe_load(html.unescape(used))
