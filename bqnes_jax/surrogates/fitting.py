@@ -234,6 +234,7 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
     leaves, structure = jax.tree.flatten(kernel)
     bounds = [config.kernel_bounds] * len(leaves) + [config.noise_bounds]
     mean = None if config.mean == "constant" else 0.0
+    digits = jnp.finfo(jnp.result_type(float))
 
     def unpack(free: list[Array]) -> tuple[Kernel, Float[Array, ""]]:
         *leaves, ratio = [_from_free(x, *pair) for x, pair in zip(free, bounds, strict=True)]
@@ -251,7 +252,7 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
         value, grad = value_and_grad(free, state=state)
         better = value < least  # false for NaN, which so never wins
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), free, best)
-        gains = value < least - 4 * jnp.finfo(value.dtype).eps * jnp.abs(least)
+        gains = value < least - 4 * digits.eps * jnp.abs(least)
         updates, state = optimiser.update(grad, state, free, value=value, grad=grad, value_fn=loss)
         free, least = optax.apply_updates(free, updates), jnp.where(better, value, least)
         return free, state, best, least, taken + 1, jnp.where(gains, 0, stalled + 1)
@@ -262,7 +263,7 @@ def _adapt_kernel(kernel: Kernel, design: Design, config: FitConfig) -> Kernel:
 
     middle = jnp.sqrt(jnp.asarray(config.noise_bounds[0] * config.noise_bounds[1], float))
     free = [_to_free(x, *pair) for x, pair in zip([*leaves, middle], bounds, strict=True)]
-    highest = jnp.full_like(middle, jnp.finfo(middle.dtype).max)
+    highest = jnp.full_like(middle, digits.max)
     start = (free, optimiser.init(free), free, highest, jnp.int32(0), jnp.int32(0))
     best = lax.while_loop(goes_on, step, start)[2]
     return unpack(best)[0]
