@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import retrained
 from scipy.stats import t
 from shared import show, write
 
@@ -67,14 +68,23 @@ LEVEL = 0.05  # how likely it may be that any verdict on a data set is wrong
 
 
 def judge(
-    claims: Sequence[Claim], results: Results, metrics: Sequence[Metric]
+    claims: Sequence[Claim],
+    results: Results,
+    metrics: Sequence[Metric],
+    between: Sequence[float] | None = None,
 ) -> list[tuple[str, str]]:
     """Return for each claim whether it holds here, and by how much.
+
+    A lead has an error from search to search, and one from training to training (`between`).
 
     Student's t decides, seed by seed, with Holm's correction for all claims together: the k-th
     smallest of n p-values is compared with LEVEL / (n − k + 1), until one is larger.
     """
-    tests = [_test(claim, results, metrics[claim.metric]) for claim in claims]
+    between = [0.0] * len(claims) if between is None else between
+    tests = [
+        _test(claim, results, metrics[claim.metric], own)
+        for claim, own in zip(claims, between, strict=True)
+    ]
     p_values = np.array([p for p, _, _ in tests])
     order = np.argsort(p_values)  # NaN comes last
     bounds = LEVEL / np.arange(len(tests), 0, -1)
@@ -86,11 +96,34 @@ def judge(
     ]
 
 
-def _test(claim: Claim, results: Results, metric: Metric) -> tuple[float, bool, str]:
+def deviations(claims: Sequence[Claim], twice: Sequence[Results]) -> list[float] | None:
+    """Return for each claim how much such a lead differs from training to training.
+
+    Claims of one metric and one number of members are taken together: a second training says
+    little about a single lead.
+    """
+    if not twice:
+        return None
+    kinds = [(claim.metric, claim.better.rpartition(", ")[2]) for claim in claims]
+
+    def leads(results: Results, kind: tuple[int, str]) -> np.ndarray:
+        """Return the leads of a kind, claims×seeds."""
+        pairs = [c for c, own in zip(claims, kinds, strict=True) if own == kind]
+        return np.array(
+            [results[c.better][:, kind[0]] - results[c.worse][:, kind[0]] for c in pairs]
+        )
+
+    found = {kind: retrained.deviation(*(leads(r, kind) for r in twice)) for kind in set(kinds)}
+    return [found[kind] for kind in kinds]
+
+
+def _test(
+    claim: Claim, results: Results, metric: Metric, between: float
+) -> tuple[float, bool, str]:
     """Return a two-sided p-value, whether the claim looks true, and by how much one is ahead."""
     one, other = (results[row][:, claim.metric] for row in (claim.better, claim.worse))
     gain = metric.sign * (one - other)
-    mean, error = gain.mean(), _error(gain)
+    mean, error = gain.mean(), np.hypot(_error(gain), between)
     over = mean if claim.strictly else mean + MARGIN * abs(other.mean())
     with np.errstate(divide="ignore", invalid="ignore"):
         p = 2 * t.sf(np.abs(np.divide(over, error)), max(len(gain) - 1, 1))

@@ -5,11 +5,10 @@ that is spread over the whole space, a surrogate that predicts no better than a 
 search that sees most of the space: in each case a comparison of searches says little, whoever wins.
 
     python benchmarks/gates.py digits
-    python benchmarks/gates.py cifar10.npz --seeded cifar10-seeds.npz
+    python benchmarks/gates.py cifar100.npz
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 import tyro
 from jax import lax
 from jaxtyping import Array
-from shared import make_repeats, one_sentence, show
+from shared import companion, make_repeats, one_sentence, show
 
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
@@ -38,9 +37,8 @@ class Options:
     """Measure the gates of a table."""
 
     table: tyro.conf.Positional[str] = "digits"
-    """A table of the package, or a file that `bqnes tabulate` wrote."""
-    seeded: Path | None = None
-    """A table of some of the cells with several weight seeds; of digits the package has one."""
+    """A table of the package, or a file that `bqnes tabulate` wrote. Some of the cells with several
+    weight seeds are in NAME-seeds.npz beside it, those of the package's `cifar10` in results/."""
     searches: int = 5
     """How many searches the surrogate is judged after."""
 
@@ -57,12 +55,13 @@ class Gate(NamedTuple):
         return self.value <= self.bound
 
 
-def read(name: str, seeded: Path | None = None) -> tuple[Tabulated, Tabulated | None]:
+def read(name: str) -> tuple[Tabulated, Tabulated | None]:
     """Return a table, and the one with several seeds, if there is one."""
-    if name in tables.names():
-        several = max(tables.weight_seeds(name))
-        return tables.load(name), tables.load(name, seeds=several) if several > 1 else None
-    return tables.read(Path(name)), None if seeded is None else tables.read(seeded)
+    several = max(tables.weight_seeds(name)) if name in tables.names() else 1
+    if several > 1:
+        return tables.load(name), tables.load(name, seeds=several)
+    path = companion(name, "seeds")
+    return tables.find(name), None if path is None else tables.read(path)
 
 
 def measure(
@@ -191,7 +190,7 @@ def lines(gates: list[Gate]) -> list[list[str]]:
 
 
 def main(options: Options) -> None:
-    tabulated, seeded = read(options.table, options.seeded)
+    tabulated, seeded = read(options.table)
     gates = measure(tabulated, seeded, SearchConfig(), options.searches)
     own = measure_own_misfit(tabulated, SearchConfig(), options.searches)
     rows = [

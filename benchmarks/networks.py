@@ -1,127 +1,71 @@
 """Are the networks trained here real? How they spread, agree with NAS-Bench-201, and team up.
 
-For 8×8 digits (the table inside the package) and for CIFAR-10 shrunk to 8×8 (from BQNES_DATA_DIR):
-the spread of test accuracies, their rank correlation with NAS-Bench-201's on CIFAR-10, how much of
-it is noise from seed to seed, and the test log-likelihood of ensembles beside that of the network
-that is best on the validation data. Networks that are not there yet are trained into a store; stop
-it whenever you like, the same command goes on.
+For tables of cells: the spread of test accuracies, their rank correlation with NAS-Bench-201's on
+CIFAR-10, how much of it is noise from seed to seed, and the test log-likelihood of ensembles beside
+that of the network that is best on the validation data.
 
-    python benchmarks/networks.py
+    python benchmarks/networks.py digits cifar10
 """
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import gates
 import jax
 import numpy as np
 import tyro
 from scipy.stats import spearmanr
-from shared import RESULTS, console, show, with_error, write
+from shared import RESULTS, console, one_sentence, show, with_error, write
 
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.cli.shell import progress_bar
-from bqnes_jax.families import CellFamily
-from bqnes_jax.runs import RunConfig, load_data, open_workbench, preset_config
-from bqnes_jax.runs.fields import replace_fields
-from bqnes_jax.spaces import NATS
+from bqnes_jax.spaces import count_seeds
 from bqnes_jax.studies.comparison import compare_on_table
-
-_SHRUNK = {
-    "image_size": 8,
-    "split": [4000, 1000, 2000],
-    "train": {
-        "steps": 300,
-        "network": {"channels": 8},
-        "augment": {"flip": True, "padding": 1},
-    },
-}
-TASKS: dict[str, RunConfig] = {
-    "digits": preset_config(),
-    **{
-        name: replace_fields(preset_config(data=name), _SHRUNK)
-        for name in ("cifar10_subset", "cifar100_subset")
-    },
-}
+from bqnes_jax.tables import Tabulated
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train what is missing, and judge it."""
+    """Judge the networks of tables."""
 
-    datasets: tuple[str, ...] = ("digits", "cifar10_subset")
-    """Which; there is cifar100_subset, too."""
-    count: int = 128
-    """Architectures trained on CIFAR; of digits the package has 1,024."""
-    repeated: int = 24
-    """Architectures trained with several seeds."""
-    seeds: int = 4
-    """How many seeds for those."""
+    tables: tyro.conf.Positional[tuple[str, ...]] = ("digits", "cifar10")
+    """Tables of the package, or files that `bqnes tabulate` wrote; some of the cells with several
+    weight seeds are in NAME-seeds.npz beside a table NAME.npz."""
     searches: int = 10
     """Seeds of each search for an ensemble."""
-    stores: Path = Path("stores")
-    """Where predictions are kept."""
     out: Path = RESULTS / "networks.json"
     """Where to write the results."""
 
 
-def accuracies(log_probs, labels):
-    return (np.asarray(log_probs).argmax(-1) == np.asarray(labels)).mean(axis=-1)
+def accuracies(tabulated: Tabulated) -> np.ndarray:
+    """Return the test accuracy of each network."""
+    right = np.asarray(tabulated.table.test_log_probs).argmax(-1) == np.asarray(tabulated[2])
+    return right.mean(axis=-1)
 
 
-def train_missing(name, options: Options, numbers, seeds):
-    """Return what networks [architecture, seed] predict for the test images, and those images."""
-    data, family = load_data(TASKS[name]), CellFamily(TASKS[name].train, keep=False)
-    benches = [
-        open_workbench(family, data, options.stores / name, seed=seed, dtype="float32")
-        for seed in seeds
-    ]
-    archs = np.asarray(NATS.from_index(numbers))
-    done = 0
-
-    def count(more):
-        nonlocal done
-        done += more
-        progress(done, len(archs) * len(seeds))
-
-    with progress_bar(f"training on {name}") as progress:
-        for bench in benches:
-            bench.train(archs, count)
-    texts = [NATS.to_string(arch) for arch in archs]
-    return [bench.store.predictions(texts, bench.seed) for bench in benches], data
-
-
-def tabulated(name, options: Options) -> tables.Tabulated:
-    if name == "digits":
-        return tables.load(name)
-    numbers = tables.choose_different(options.count, options.count // 16)
-    (stored,), data = train_missing(name, options, numbers, [0])
-    path = options.stores / f"{name}.npz"
-    tables.pack(path, numbers, stored, data)
-    return tables.read(path)
-
-
-def noise(name, options: Options, numbers):
+def noise(seeded: Tabulated | None) -> tuple[float, float]:
     """Return the standard deviation of accuracies over seeds, and over architectures' means."""
-    draw = np.random.default_rng(0).choice(numbers, options.repeated, replace=False)
-    stored, data = train_missing(name, options, draw, range(options.seeds))
-    by_seed = np.stack([accuracies(one.test_log_probs, data.test.labels) for one in stored])
-    able = by_seed.mean(axis=0) > 0.2  # constant predictors have no noise
-    within = np.sqrt(by_seed[:, able].var(axis=0, ddof=1).mean())
-    means = by_seed[:, able].mean(axis=0)
-    between = np.sqrt(max(means.var(ddof=1) - within**2 / options.seeds, 0))
-    return float(within), float(between)
+    if seeded is None:
+        return float("nan"), float("nan")
+    seeds = count_seeds(seeded.space)
+    own = accuracies(seeded).reshape(-1, seeds)
+    chance = 1 / np.shape(seeded.table.test_log_probs)[-1]
+    own = own[own.mean(axis=1) > gates.CHANCES * chance]  # constant predictors have no noise
+    within = own.var(axis=1, ddof=1).mean()
+    between = own.mean(axis=1).var(ddof=1) - within / seeds
+    return float(np.sqrt(within)), float(np.sqrt(max(between, 0)))
 
 
-def judge(name, options: Options) -> dict:
-    space, table, labels = made = tabulated(name, options)
-    test = accuracies(table.test_log_probs, labels)
+def judge(name: str, options: Options) -> dict:
+    tabulated, seeded = gates.read(name)
+    space = tabulated.space
+    test = accuracies(tabulated)
     published = np.asarray(tables.nb201_proxy("cifar10").accuracies)[list(space.numbers)]
-    within, between = noise(name, options, np.array(space.numbers))
+    within, between = noise(seeded)
     config = SearchConfig(budget=min(150, space.size // 2))
-    names = ("Best single", "NES-RE", "BQ-S")
-    rows = compare_on_table(made, names, (3, 5), options.searches, config=config)
+    names = ("Best single", "NES-RE", "BQ-S", "BQ-L")
+    rows = compare_on_table(tabulated, names, (3, 5), options.searches, config=config)
     return {
         "networks": space.size,
         "accuracy": np.quantile(test, [0, 0.05, 0.5, 0.95, 1]),
@@ -133,7 +77,7 @@ def judge(name, options: Options) -> dict:
 
 
 def main(options: Options) -> None:
-    results = {name: judge(name, options) for name in options.datasets}
+    results = {Path(name).stem: judge(name, options) for name in options.tables}
     show(
         "test accuracy of single networks, trained once each",
         [
@@ -176,9 +120,9 @@ def main(options: Options) -> None:
             if kind != "Best single, 1"
         }
         console.print(f"{name}: searches whose ensemble beats the best single network: {better}")
-    options_used = dataclasses.asdict(options) | {"stores": "", "out": ""}
+    options_used = dataclasses.asdict(options) | {"out": ""}
     write(options.out, {"options": options_used, "jax": jax.__version__, **results})
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    one_sentence(main, tyro.cli(Options, description=__doc__))

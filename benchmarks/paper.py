@@ -3,11 +3,11 @@
     python benchmarks/paper.py table4                       # networks that were trained here
     python benchmarks/paper.py table4 --data nats --archives nats   # the published benchmark
 
-`--data live` takes networks from stores (and trains what is missing there: minutes for each data
-set of cells, a supernet for tables 5 and 6): 8×8 digits, and CIFAR-10 and CIFAR-100 shrunk to 8×8
-from BQNES_DATA_DIR. `--data nats` takes what `bqnes nats import` has read from the archives of
-NATS-Bench. Stop it whenever you like: data sets that are finished are not measured again. Results
-are a JSON file for each data set and one Markdown file.
+`--data live` takes networks that were trained here: cells from tables that `bqnes tabulate` wrote,
+and for tables 5 and 6 slices of supernets, which it trains where they are missing. `--data nats`
+takes what `bqnes nats import` has read from the archives of NATS-Bench. Stop it whenever you like:
+data sets that are finished are not measured again. Results are a JSON file for each data set and
+one Markdown file.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import imported
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
+import retrained
 import robustness
 import slimmable
 import surrogates
@@ -32,7 +32,9 @@ from against_paper import (
     PAPER_ECE,
     SURROGATES,
     Metric,
+    Results,
     as_markdown,
+    deviations,
     from_rows,
     judge,
     keep,
@@ -43,8 +45,9 @@ from against_paper import (
 )
 from claims import CLAIMS, SIZES
 from jax import lax
-from shared import RESULTS, console, one_sentence, show
+from shared import RESULTS, companion, console, one_sentence, show
 
+from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.drivers import scan
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
@@ -56,11 +59,15 @@ from bqnes_jax.studies.rows import Predict
 from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.tables import Table as Losses
 from bqnes_jax.tables import Tabulated, evaluator
-from bqnes_jax.tables import load as load_table
 
-LIVE = ("digits", "cifar10_subset", "cifar100_subset")
+OF_SLICES = ("table5", "table6")
 PUBLISHED = {"cifar100": "CIFAR-100", "imagenet16-120": "ImageNet16-120"}
 LIKE = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHED
+RECIPES = {  # of tables of cells that were trained here
+    "digits": "8×8 pixels; C = 4, N = 1 instead of 16 and 5; 150 steps of 64",
+    "cifar10": "16×16 pixels; C = 8, N = 1 instead of 16 and 5; 2,000 steps of 64",
+    "cifar100": "16×16 pixels; C = 8, N = 1 instead of 16 and 5; 2,000 steps of 64",
+}
 CENTRES = (
     "ECE compares the accuracy in each of ten bins with the centre of the bin, as the paper's code "
     "does; `bqnes` itself reports the standard form, against the mean confidence in the bin."
@@ -81,16 +88,15 @@ class Options:
     data: Literal["live", "nats"] = "live"
     """Networks that were trained here, or those of the published benchmark."""
     datasets: tuple[str, ...] | None = None
-    """Which data sets; by default all there are of that kind."""
+    """Which data sets; by default all there are of that kind. Of cells that were trained here:
+    tables of the package, or files."""
     seeds: int | None = None
     """Searches of each algorithm; by default 10."""
     preset: Literal["all", "quick"] = "all"
     """quick is two seeds, and of what is trained here digits alone, where nothing else is said: a
     few minutes."""
-    cells: int = 128
-    """Cells trained on each CIFAR, live; of digits the package has 1,024."""
     stores: Path = Path("stores")
-    """Where networks trained here are kept."""
+    """Where supernets and their slices are kept."""
     archives: Path = Path("nats")
     """Where `bqnes nats import --store` has put a store <dataset>/ of each data set. For table 1
     losses are enough: a table nats-<dataset>.npz there, or in this directory."""
@@ -106,18 +112,21 @@ class Options:
     def completed(self) -> "Options":
         """Refuse what cannot be, and fill in what was not said."""
         nats, quick = self.data == "nats", self.preset == "quick"
-        if nats and self.table in ("table5", "table6"):
+        slices = self.table in OF_SLICES
+        if nats and slices:
             raise BQNESError(
                 f"{self.table} is about slices of a supernet, which NATS-Bench has none of; leave "
                 "--data nats out."
             )
-        usual = tuple(PUBLISHED) if nats else LIVE[:1] if quick else LIVE
+        known = tuple(DATASETS if nats else slimmable.TASKS if slices else tables.names())
+        usual = tuple(PUBLISHED) if nats else known[:1] if quick else known
         datasets, seeds = self.datasets or usual, self.seeds
         if seeds is None:
             seeds = 2 if quick else 10
         check_whole("seeds", seeds, 1)
         for name in datasets:
-            check_choice("dataset", name, tuple(DATASETS) if nats else LIVE)
+            if nats or slices or not name.endswith(".npz"):
+                check_choice("dataset", name, known)
         out = self.out / "quick" if quick else self.out
         return replace(self, datasets=datasets, seeds=seeds, out=out)
 
@@ -129,8 +138,6 @@ class Options:
         if self.data == "nats":
             words += ["--archives", self.archives, "--training-seed", self.training_seed]
             words += ["--split-file", self.split_file] if self.split_file else []
-        elif self.table not in ("table5", "table6"):
-            words += ["--cells", self.cells]
         return f"python benchmarks/paper.py {' '.join(map(str, words))}"
 
 
@@ -157,7 +164,7 @@ def surface(name: str, options: Options) -> tuple[Tabulated, Predict | None]:
     if options.data == "nats":
         where = options.archives, options.training_seed, options.split_file
         return imported.from_store(name, *where)
-    return networks.tabulated(name, _live(options)), None
+    return tables.find(name), None
 
 
 def losses(name: str, options: Options) -> tuple[Subset, Losses]:
@@ -165,11 +172,21 @@ def losses(name: str, options: Options) -> tuple[Subset, Losses]:
     if options.data == "nats":
         where = options.archives, options.training_seed, options.split_file
         return imported.losses(name, *where)
-    return networks.tabulated(name, _live(options))[:2]
+    return tables.find(name)[:2]
 
 
-def _live(options: Options) -> networks.Options:
-    return networks.Options(count=options.cells, stores=options.stores)
+def describe_table(name: str) -> dict:
+    """Say what results depend on: how many cells, which of them, of how many images."""
+    space, table, labels = tables.find(name)
+    return {
+        "cells": space.size,
+        "images": [table.train_points, table.log_probs.shape[1], len(labels)],
+        "trained again": _numbers_of(companion(name, "again")),
+    }
+
+
+def _numbers_of(path: Path | None) -> int:
+    return 0 if path is None else tables.read(path).space.size
 
 
 def search_config(size: int, data: str = "live") -> SearchConfig:
@@ -190,17 +207,12 @@ def what_cells_lack(name: str, setting: dict) -> tuple[int, list[str]]:
     """Return how many cells there are, and what is smaller about them than in the paper."""
     if setting["data"] == "nats":
         return setting["architectures"], imported.what_is_left_out(setting)
-    size = load_table(name).space.size if name == "digits" else setting["cells"]
-    task = networks.TASKS[name]
-    train, valid, test = task.split
-    config = task.train
+    size, (train, valid, test) = setting["cells"], setting["images"]
+    recipe = RECIPES.get(Path(name).stem)
     return size, [
-        f"{size:,} cells instead of {NATS.size:,}, no two alike to the WL kernel, the best "
-        f"{size // 16} such cells of NAS-Bench-201 among them",
-        "8×8 pixels",
-        f"{train} images to train on, {valid} to validate, {test} to test",
-        f"C = {config.network.channels}, N = {config.network.cells} instead of 16 and 5",
-        f"{config.steps} steps of {config.batch}",
+        f"{size:,} cells instead of {NATS.size:,}, no two alike to the WL kernel",
+        f"{train:,} images to train on, {valid:,} to validate, {test:,} to test",
+        *([recipe] if recipe else []),
         "one training of each cell",
     ]
 
@@ -236,7 +248,7 @@ def make_setting(describe: Callable, scaled_down: Callable, **more: object):
     def setting_of(name: str, options: Options) -> dict:
         setting = {"seeds": options.seeds, "data": options.data, **more}
         if options.data == "live":
-            setting["cells"] = options.cells
+            setting |= describe_table(name)
         else:
             where = options.archives, options.training_seed, options.split_file
             setting |= describe(name, *where)
@@ -250,45 +262,57 @@ setting_of_cells = make_setting(imported.describe_store, scaled_down_searches, e
 
 
 def measure_surrogates(name: str, options: Options) -> dict:
-    space, table = losses(name, options)
-    config = search_config(space.size, options.data)
-    strategy = make("us", space, config=config)
-    keys = jax.random.split(jax.random.key(0), options.seeds)
-    look_up = evaluator(table, space)
-    found = jax.jit(lambda keys: lax.map(lambda key: scan(strategy, config, key, look_up), keys))
-    searched = found(keys)
-    indices = space.index(searched.history.archs)
-    temperature = float(searched.trace.temperature[0, -1])
-    test = jnp.argsort(-table.log_likelihoods)[:: stride(space.size)]
-    results = {
-        model: np.stack(
-            surrogates.make_score(warp, space, test, temperature)(table, indices), axis=1
+    def score(space: Subset, table: Losses) -> Results:
+        config = search_config(space.size, options.data)
+        strategy = make("us", space, config=config)
+        keys = jax.random.split(jax.random.key(0), options.seeds)
+        look_up = evaluator(table, space)
+        search = jax.jit(
+            lambda keys: lax.map(lambda key: scan(strategy, config, key, look_up), keys)
         )
-        for model, warp in surrogates.MODELS.items()
-    }
-    return {"results": results}
+        searched = search(keys)
+        indices = space.index(searched.history.archs)
+        temperature = float(searched.trace.temperature[0, -1])
+        test = jnp.argsort(-table.log_likelihoods)[:: stride(space.size)]
+        return {
+            model: np.stack(
+                surrogates.make_score(warp, space, test, temperature)(table, indices), axis=1
+            )
+            for model, warp in surrogates.MODELS.items()
+        }
+
+    twice = [score(*one[:2]) for one in trained_twice(name, options)]
+    return {"results": score(*losses(name, options)), "twice": twice}
 
 
 def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
     """Compare algorithms, by the paper's names for them, on cells."""
 
     def measure(name: str, options: Options) -> dict:
-        tabulated, predict = surface(name, options)
-        rows = compare_on_table(
-            tabulated,
-            tuple(names.values()),
-            SIZES,
-            options.seeds,
-            config=search_config(tabulated.space.size, options.data),
-            report=lambda what: console.print(f"  {what}", style="dim"),
-            predict=predict,
-            ece_reference=PAPER_ECE,
-        )
-        called = {algorithm: name for name, algorithm in names.items()}
-        rows = [row._replace(algorithm=called[row.algorithm]) for row in rows]
-        return {"results": from_rows(rows)}
+        def compare(tabulated: Tabulated, predict: Predict | None = None) -> Results:
+            rows = compare_on_table(
+                tabulated,
+                tuple(names.values()),
+                SIZES,
+                options.seeds,
+                config=search_config(tabulated.space.size, options.data),
+                report=lambda what: console.print(f"  {what}", style="dim"),
+                predict=predict,
+                ece_reference=PAPER_ECE,
+            )
+            called = {algorithm: name for name, algorithm in names.items()}
+            return from_rows([row._replace(algorithm=called[row.algorithm]) for row in rows])
+
+        twice = [compare(one) for one in trained_twice(name, options)]
+        return {"results": compare(*surface(name, options)), "twice": twice}
 
     return measure
+
+
+def trained_twice(name: str, options: Options) -> tuple[Tabulated, ...]:
+    """Return what there is of cells that were trained once more: both trainings, or nothing."""
+    path = companion(name, "again") if options.data == "live" else None
+    return () if path is None else retrained.by_either(tables.find(name), tables.read(path))
 
 
 def of_slices(options: Options, kind: type):
@@ -358,7 +382,7 @@ TABLES = {
 def result_of(name: str, options: Options) -> dict:
     """Measure a data set, or read what has been measured."""
     table = TABLES[options.table]
-    path = options.out / f"{options.table}-{options.data}-{name}.json"
+    path = options.out / f"{options.table}-{options.data}-{Path(name).stem}.json"
     setting = table.setting(name, options)
     if options.again or kept(path, setting) is None:
         console.print(f"{options.table} on {name}")
@@ -366,17 +390,23 @@ def result_of(name: str, options: Options) -> dict:
     return kept(path, setting)
 
 
+def as_arrays(content: dict[str, list]) -> Results:
+    return {row: np.array(values, float) for row, values in content.items()}
+
+
 def report(name: str, content: dict, options: Options) -> str:
     """Print a data set's part of the table; return it as Markdown."""
     table = TABLES[options.table]
-    results = {row: np.array(values, float) for row, values in content["results"].items()}
+    results = as_arrays(content["results"])
     likes = list(json.loads((Path(__file__).parent / "paper.json").read_text())[options.table])
-    like = LIKE.get(name) if LIKE.get(name) in likes else likes[0]
+    like = LIKE.get(Path(name).stem) if LIKE.get(Path(name).stem) in likes else likes[0]
     columns, rows = lines(results, table.metrics, published(options.table, like))
     show(f"{name} (paper: {like}), {content['seeds']} seeds", columns, rows)
-    own = PUBLISHED.get(name)  # the paper's own data: claims about another are about another
+    # Claims about another data set than the paper's own are about another.
+    own = PUBLISHED.get(name) if options.data == "nats" else None
     claims = [claim for claim in CLAIMS[options.table] if own is None or own in claim.about]
-    verdicts = judge(claims, results, table.metrics)
+    twice = [as_arrays(one) for one in content.get("twice", [])]
+    verdicts = judge(claims, results, table.metrics, deviations(claims, twice))
     claimed = [
         [claim.says, "both" if claim.about == tuple(likes) else claim.about[0], *verdict]
         for claim, verdict in zip(claims, verdicts, strict=True)
@@ -403,8 +433,9 @@ LEGEND = (
     "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t "
     f"decides, at {100 * LEVEL:g} % for all claims about a data set together (Holm's correction), "
     f'whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the mean that it '
-    "is compared with. Seeds are of the searches: that networks would come out otherwise if they "
-    "were trained again is in none of these errors.\n"
+    "is compared with. Seeds are of the searches. Where some cells were trained once more, the "
+    "errors of claims are of searches and of trainings; elsewhere it is in none of them that "
+    "networks would come out otherwise if they were trained again.\n"
 )
 
 

@@ -5,16 +5,10 @@ same networks. A second, independent training of some of its cells does. Algorit
 these cells twice, with the same keys, and what a lead differs by is the training.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from shared import console
 
-from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import Subset
-from bqnes_jax.studies.comparison import compare_on_table
-from bqnes_jax.studies.rows import Row
 from bqnes_jax.tables import Tabulated
 
 
@@ -37,30 +31,10 @@ def restrict(tabulated: Tabulated, space: Subset) -> Tabulated:
     return Tabulated(space, table._replace(**own), labels)
 
 
-def compare_twice(
-    tabulated: Tabulated,
-    again: Tabulated,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    seeds: int,
-    config: SearchConfig,
-) -> tuple[list[Row], list[Row]]:
-    """Compare algorithms among the cells that were trained twice, by either training."""
+def by_either(tabulated: Tabulated, again: Tabulated) -> tuple[Tabulated, Tabulated]:
+    """Return the cells that were trained twice, by the first training and by the second."""
     assert isinstance(again.space, Subset)
-    trainings = (restrict(tabulated, again.space), again)
-    first, second = (
-        compare_on_table(
-            one,
-            names,
-            sizes,
-            seeds,
-            config=config,
-            calibrated=True,
-            report=lambda what: console.print(f"  twice: {what}", style="dim"),
-        )
-        for one in trainings
-    )
-    return first, second
+    return restrict(tabulated, again.space), again
 
 
 def deviation(first: np.ndarray, second: np.ndarray) -> float:

@@ -11,6 +11,7 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig, make
 from bqnes_jax.cli.shell import interruptible
 from bqnes_jax.drivers import scan
@@ -24,6 +25,17 @@ use_all_cores()
 RESULTS = Path(__file__).parent / "results"
 REPORTED = (10, 25, 50, 100, 150)
 console = Console(width=max(Console().width, 136))
+
+
+def companion(name: str, kind: str) -> Path | None:
+    """Return the file that goes with a table of cells, if there is one.
+
+    "seeds" has some of the cells with several weight seeds, "again" some that were trained once
+    more. It is beside the table, and for a table of the package among the results.
+    """
+    folder = RESULTS if name in tables.names() else Path(name).parent
+    path = folder / f"{Path(name).stem}-{kind}.npz"
+    return path if path.is_file() else None
 
 
 def timed(function, *arguments):

@@ -10,7 +10,7 @@ second training of some cells, an error is that of searches and that of training
 two take the same network alone, M = 1 is left out. Searches that are done are kept.
 
     python benchmarks/winner.py digits
-    python benchmarks/winner.py cifar10.npz --seeded cifar10-seeds.npz --again cifar10-again.npz
+    python benchmarks/winner.py cifar100.npz
 """
 
 import json
@@ -23,7 +23,7 @@ import numpy as np
 import retrained
 import tyro
 from against_paper import as_markdown
-from shared import RESULTS, console, one_sentence, show, with_error, write
+from shared import RESULTS, companion, console, one_sentence, show, with_error, write
 
 from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
@@ -57,11 +57,9 @@ class Options:
     """Compare all pairs on tables."""
 
     tables: tyro.conf.Positional[tuple[str, ...]] = ("digits",)
-    """Tables of the package, or files that `bqnes tabulate` wrote."""
-    seeded: Path | None = None
-    """For the gates: a table of some of the cells with several weight seeds."""
-    again: Path | None = None
-    """A table of some of the cells, trained once more: `bqnes tabulate --again TABLE --seed 1`."""
+    """Tables of the package, or files that `bqnes tabulate` wrote. Some of the cells with several
+    weight seeds, for the gates, are in NAME-seeds.npz beside a table NAME.npz, some that were
+    trained once more in NAME-again.npz; for tables of the package both are in results/."""
     seeds: int = 10
     """How many searches of each kind."""
     budgets: tuple[int, ...] = BUDGETS
@@ -82,12 +80,13 @@ def config_of(budget: int) -> SearchConfig:
 
 def measure(name: str, options: Options, path: Path) -> dict:
     """Measure what is not measured yet; return the gates and all results."""
-    tabulated, seeded = gates.read(name, options.seeded)
+    tabulated, seeded = gates.read(name)
+    again = companion(name, "again")
     known = json.loads(path.read_text()) if path.exists() else {}
     same = {
         "seeds": options.seeds,
-        "seeded": str(options.seeded),
-        "again": str(options.again),
+        "seeded": seeded is not None,
+        "again": again is not None,
         "cells": tabulated.space.size,
     }
     known = known if known.get("of") == same else {}
@@ -114,8 +113,8 @@ def measure(name: str, options: Options, path: Path) -> dict:
             results |= as_results(rows, budget)
             write(path, {"of": same, "gates": found, "results": results})
     twice = known.get("twice")
-    if options.again is not None and twice is None:
-        twice = measure_twice(tabulated, tables.read(options.again), options)
+    if again is not None and twice is None:
+        twice = measure_twice(tabulated, tables.read(again), options)
         write(path, {"of": same, "gates": found, "results": results, "twice": twice})
     return {"gates": found, "results": results, "twice": twice}
 
@@ -141,8 +140,13 @@ def measure_twice(tabulated: Tabulated, again: Tabulated, options: Options) -> l
     """Return what all pairs reach among the cells that were trained twice, by either training."""
     budget = min(options.budgets[0], again.space.size // 2)
     names = sorted({f"{s}+{m}" for s in STRATEGIES for m in options.methods} | {*RIVALS.values()})
-    given = names, SIZES, options.seeds, config_of(budget)
-    return [as_results(rows, budget) for rows in retrained.compare_twice(tabulated, again, *given)]
+    found = []
+    for one in retrained.by_either(tabulated, again):
+        console.print(f"{one.space.size} cells that were trained twice", style="dim")
+        given = names, SIZES, options.seeds
+        rows = compare_on_table(one, *given, config=config_of(budget), calibrated=True)
+        found.append(as_results(rows, budget))
+    return found
 
 
 def deviations(twice: Sequence[Results]) -> Trainings:

@@ -132,6 +132,22 @@ def test_every_claim_is_what_the_paper_reports(paper, against):
     assert different == ONLY_IN_WORDS
 
 
+def test_claims_have_the_variance_of_training_too(against):
+    def leads(*means):
+        one = results(
+            **{f"a, {size}": 100 + mean + NOISE for size, mean in zip((3, 5), means, strict=True)}
+        )
+        return one | results(**{f"b, {size}": np.full(10, 100.0) for size in (3, 5)})
+
+    claims = [against.Claim("", f"a, {m}", f"b, {m}", against.LL, ()) for m in (3, 5)]
+    assert against.deviations(claims, []) is None
+    between = against.deviations(claims, [leads(1.0, 1.0), leads(1.0, 5.0)])
+    assert between == pytest.approx([0.0, np.sqrt(16 / 2 - NOISE.var(ddof=1) / 10)])
+    said = against.judge(claims, leads(3.0, 3.0), against.ENSEMBLES, between)
+    assert [verdict for verdict, _ in said] == ["holds", "cannot be told"]
+    assert said[0][1] == "+3.0 ± 0.1" and said[1][1] == "+3.0 ± 2.8"
+
+
 def test_claims_that_contradict_each_other_are_counted_apart(against):
     both, one, other = ("A", "B"), ("A",), ("B",)
     claims = [against.Claim("", "", "", 0, about) for about in (both, one, other, both)]
@@ -147,6 +163,9 @@ def as_reported(table, like):
     return {"seeds": 3, "data": "nats", "results": rows, "architectures": 15_000, "failed": 25}
 
 
+LIVE = {"data": "live", "cells": 128, "images": [4000, 500, 600]}
+
+
 def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
     content = as_reported("table2", "CIFAR-100") | {"training seed": 777}
     content["scaled down"] = paper.scaled_down_searches("cifar100", content)
@@ -155,17 +174,18 @@ def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
     assert "hold here: 6 of 6 about CIFAR-100 alone, 6 of 6 about CIFAR-100 and Im" in said
     assert "600 architectures have no training with seed 777 here; 25 are left out" in said
     assert "centre of the bin" in said and "evolution" not in said
-    content = as_reported("table2", "CIFAR-100") | {"data": "live", "cells": 128}
-    content["scaled down"] = paper.scaled_down_searches("cifar10_subset", content)
-    said = paper.report("cifar10_subset", content, paper.Options("table2"))
+    content = as_reported("table2", "CIFAR-100") | LIVE
+    content["scaled down"] = paper.scaled_down_searches("cifar10", content)
+    said = paper.report("tables/cifar10.npz", content, paper.Options("table2"))
     assert "US beats RE in LL, M = 3 | ImageNet16-120 | does not hold" in said
     assert "64 cells instead of 150, so that evolution with its population of 50 makes 14" in said
-    assert "one training of each cell" in said
+    assert "one training of each cell" in said and "16×16 pixels" in said
 
 
 def test_what_is_scaled_down_in_surrogates(paper):
-    live = {"data": "live", "cells": 128}
-    assert paper.scaled_down_surrogates("cifar10_subset", live).endswith(
+    said = paper.scaled_down_surrogates("mine.npz", LIVE)
+    assert "; 4,000 images to train on, 500 to validate, 600 to test; one training" in said
+    assert said.endswith(
         "a search sees 64 cells instead of 150; tested on every 5th cell of the ranking instead of "
         "every 25th; tested on 26 cells, which are left out of the fit."
     )
@@ -189,8 +209,10 @@ def test_a_preset_fills_in_only_what_was_not_said(paper, tmp_path):
     assert (quick.datasets, quick.seeds, quick.out) == (("digits",), 2, tmp_path / "quick")
     nats = paper.Options("table4", data="nats", preset="quick").completed()
     assert (nats.datasets, nats.seeds) == (("cifar100", "imagenet16-120"), 2)
-    said = paper.Options("table4", datasets=("cifar10_subset",), seeds=5, preset="quick")
-    assert (said.completed().datasets, said.completed().seeds) == (("cifar10_subset",), 5)
+    said = paper.Options("table4", datasets=("cifar10",), seeds=5, preset="quick")
+    assert (said.completed().datasets, said.completed().seeds) == (("cifar10",), 5)
+    assert paper.Options("table4").completed().datasets == tables.names()
+    assert "cifar10_subset" in paper.Options("table5").completed().datasets
     assert paper.Options("table4").completed().seeds == 10
 
 
@@ -198,6 +220,7 @@ def test_a_preset_fills_in_only_what_was_not_said(paper, tmp_path):
     ("options", "says"),
     [
         ({"datasets": ("foo",)}, "dataset is 'foo'; allowed are 'digits'"),
+        ({"datasets": ("foo.npz",)}, "foo.npz is not there; make one with: bqnes tabulate"),
         ({"datasets": ("digits",), "data": "nats"}, "dataset is 'digits'; allowed are 'cifar10'"),
         ({"seeds": 0}, "seeds is 0; it must be a whole number"),
         ({"table": "table5", "data": "nats"}, "table5 is about slices"),
@@ -214,7 +237,8 @@ def test_commands_are_written_with_all_that_results_depend_on(paper):
         "python benchmarks/paper.py table4 --data nats --datasets cifar100 imagenet16-120 "
         "--seeds 10 --archives a --training-seed 777 --split-file s.txt"
     )
-    assert paper.Options("table1", cells=64).completed().command().endswith("--cells 64")
+    own = paper.Options("table1", datasets=("digits", "mine.npz")).completed()
+    assert own.command().endswith("--datasets digits mine.npz --seeds 10")
 
 
 def test_results_that_cannot_be_read_count_as_none(against, tmp_path):
