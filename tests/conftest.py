@@ -121,7 +121,7 @@ def own_names(monkeypatch):
     from bqnes_jax import algorithms, candidates, families, selection
 
     for registry in (
-        algorithms._ALGORITHMS,
+        algorithms.registry._ALGORITHMS,
         candidates.registry._CHOOSERS,
         families.registry._KINDS,
         selection.registry._METHODS,

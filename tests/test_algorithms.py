@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bqnes_jax.algorithms import (
-    _ALGORITHMS,
     Pair,
     algorithms,
     make,
     register,
     variational_ensemble,
 )
+from bqnes_jax.algorithms.registry import _ALGORITHMS
 from bqnes_jax.candidates import Outcome, SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.pooling import ensemble_log_probabilities, ensemble_probabilities
