@@ -254,7 +254,8 @@ def shape_of_design(
 def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterior:
     """Fit amplitude and mean, which are closed, and condition on a design set.
 
-    Targets are scaled as above, and all is scaled back. An amplitude beyond the type is at a bound.
+    Targets are scaled as above, and all is scaled back. An amplitude beyond the type is at a bound;
+    coefficients beyond it are infeasible: the mean is no number.
     """
     finite = only_finite(design)
     scale = _power_of_two(finite.targets)
@@ -273,15 +274,17 @@ def complete_design(shape: Shape, design: Design, config: FitConfig) -> Posterio
     lowest, highest = jnp.sqrt(jnp.finfo(scale.dtype).tiny), 1e-6 * jnp.finfo(scale.dtype).max
     root = jnp.clip(scale, jnp.sqrt(lowest / amplitude), jnp.sqrt(highest / amplitude))
     at_bound = shape.at_bound | (solution.quadratic == 0) | (root < scale)
+    coefficients = posterior.coefficients * scale
+    lost = ~jnp.all(jnp.isfinite(coefficients))
     return dataclasses.replace(
         posterior,
         design=finite,
         axes=shape.axes,
         hyperparameters=Hyperparameters(amplitude * root**2, noise * root**2, mean * scale),
-        coefficients=posterior.coefficients * scale,
+        coefficients=coefficients,
         factor=posterior.factor * root,
         log_marginal_likelihood=posterior.log_marginal_likelihood - points * jnp.log(scale),
-        status=posterior.status | flag(at_bound, Status.AT_BOUND),
+        status=posterior.status | flag(at_bound, Status.AT_BOUND) | flag(lost, Status.INFEASIBLE),
     )
 
 

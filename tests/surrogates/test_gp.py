@@ -431,3 +431,13 @@ def test_targets_of_any_size_are_fitted_alike(scale, mean, precision):
         assert np.isfinite(array).all()
     too_much = 2 * np.log10(scale) > np.log10(np.finfo(precision).max) - 7
     assert bool(found.status & Status.AT_BOUND) == too_much
+    assert not found.status & Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_targets_near_the_end_of_their_type_are_not_fitted_unnoticed():
+    archs, targets = problem(8)
+    signs = np.where(np.asarray(targets) > np.median(targets), 1, -1)
+    found = gp.fit(WL(NATS), archs, np.float32(3e38) * signs.astype(np.float32))
+    assert not np.isfinite(found.predict(archs).mean).all()
+    assert found.status & Status.INFEASIBLE
