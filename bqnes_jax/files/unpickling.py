@@ -221,9 +221,15 @@ def _check_depth(found: object) -> None:
         if level > _LEVELS:
             raise pickle.UnpicklingError(f"it is nested more than {_LEVELS} levels deep")
         seen[id(one)] = level
-        if isinstance(one, Stateful):
-            below.append((one.state, level + 1))
-        elif isinstance(one, dict):
-            below.extend((part, level + 1) for part in one.values())
-        elif isinstance(one, list | tuple):
-            below.extend((part, level + 1) for part in one)
+        below.extend((p, level + 1) for p in _parts_of(one) if isinstance(p, _NESTED))
+
+
+def _parts_of(one: object) -> Iterable:
+    if isinstance(one, Stateful):
+        return (one.state,)
+    if isinstance(one, dict):
+        return one.values()
+    return one if isinstance(one, list | tuple) else ()
+
+
+_NESTED = Stateful | _CONTAINER
