@@ -79,31 +79,23 @@ def config_of(budget: int) -> SearchConfig:
 
 
 def measure(name: str, options: Options, path: Path) -> dict:
-    """Measure what is not measured yet; return the gates and all results."""
+    """Show the gates, and measure what is not measured yet; return the gates and all results."""
     tabulated, seeded = gates.read(name)
-    again = companion(name, "again")
-    known = json.loads(path.read_text()) if path.exists() else {}
-    same = {
-        "seeds": options.seeds,
-        "seeded": seeded is not None,
-        "again": again is not None,
-        "cells": tabulated.space.size,
-    }
-    known = known if known.get("of") == same else {}
     if tabulated.table.classes is None:
         raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
-    results: Results = known.get("results", {})
-    found = known.get("gates")
-    if found is None:
-        measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
-        found = [[gate.asks, np.array(gate.value), gate.bound] for gate in measured]
+    same = {"seeds": options.seeds, "cells": tabulated.space.size}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    content = known if known.get("of") == same else {"of": same, "results": {}, "twice": {}}
+    measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
+    content["gates"] = [[gate.asks, np.array(gate.value), gate.bound] for gate in measured]
+    show(f"{name}: gates", ["gate", "value", "wanted", ""], gates.lines(measured))
+    results: Results = content["results"]
     for budget in options.budgets:
         config = config_of(budget)
         for strategy in STRATEGIES:
             asked = {f"{strategy}+{method}" for method in options.methods}
             asked |= {pair for pair in RIVALS.values() if pair.startswith(f"{strategy}+")}
-            names = sorted(asked)
-            missing = [n for n in names if key_of(n, SIZES[-1], budget) not in results]
+            missing = [n for n in sorted(asked) if key_of(n, SIZES[-1], budget) not in results]
             if not missing:
                 continue
             console.print(f"{name}: {strategy}, {budget} candidates", style="dim")
@@ -111,12 +103,12 @@ def measure(name: str, options: Options, path: Path) -> dict:
                 tabulated, missing, SIZES, options.seeds, config=config, calibrated=True
             )
             results |= as_results(rows, budget)
-            write(path, {"of": same, "gates": found, "results": results})
-    twice = known.get("twice")
-    if again is not None and twice is None:
-        twice = measure_twice(tabulated, tables.read(again), options)
-        write(path, {"of": same, "gates": found, "results": results, "twice": twice})
-    return {"gates": found, "results": results, "twice": twice}
+            write(path, content)
+    again = companion(name, "again")
+    if again is not None and not content["twice"]:
+        content["twice"] = measure_twice(tabulated, tables.read(again), options)
+    write(path, content)
+    return content
 
 
 def as_results(rows: Sequence[Row], budget: int) -> Results:
@@ -239,7 +231,6 @@ def report(name: str, content: dict, options: Options) -> str:
         f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
     ]
     parts += [as_markdown(["gate", "value", "wanted", ""], gates.lines(found))]
-    show(f"{name}: gates", ["gate", "value", "wanted", ""], gates.lines(found))
     for column in COLUMNS:
         digits = 1 if "log" in column else 4
         columns = ["", *(f"M = {size}" for size in SIZES)]
