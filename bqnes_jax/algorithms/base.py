@@ -89,7 +89,7 @@ def select_members(method: str, given: Given, size: int) -> Selection:
     return select(method, size=size, **given.arguments())
 
 
-def as_result(chosen: Selection, history: History, trace: Info | None = None) -> Result:
+def as_result(chosen: Selection, history: History, *, trace: Info | None = None) -> Result:
     """Return the ensemble of the members that were selected."""
     archs = history.archs[chosen.members]
     return Result(archs, chosen.weights, chosen.info, history, trace, chosen.pool)

@@ -121,6 +121,7 @@ def select_ensemble(
     )
     method, arguments = algorithm.method, given.arguments()
     if not calibrated:
-        return as_result(select(method, size=size, limit=limit, **arguments), history, trace)
+        chosen = select(method, size=size, limit=limit, **arguments)
+        return as_result(chosen, history, trace=trace)
     chosen, calibration = select_calibrated(method, size=size, limit=limit, **arguments)
-    return as_result(chosen, history, trace)._replace(calibration=calibration)
+    return as_result(chosen, history, trace=trace)._replace(calibration=calibration)
