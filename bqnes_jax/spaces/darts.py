@@ -37,6 +37,7 @@ _OPTIONS = np.broadcast_to(_LIMITS[None, :, None], _SHAPE)
 _EDGES = NODES * INPUTS  # of a cell
 _VERTICES = INPUTS + _EDGES + 1  # of a cell
 _PADDING = len(CELLS) * _VERTICES
+_EDGE = re.compile(r"\(\s*['\"](\w+)['\"]\s*,\s*(\d{1,3})\s*\)")  # in a text
 _PAIRS = [np.array([(a, b) for b in range(n) for a in range(b)]) for n in _SOURCES]
 
 
@@ -132,6 +133,8 @@ class DARTSSpace:
 
     def from_string(self, text: str) -> Architecture:
         """Read one `Genotype`, with the edges of a node in any order; no code is run."""
+        if not isinstance(text, str):
+            raise BQNESError(f"{text!r} is not a text; `str` of a `Genotype` is one.")
         cells = [_read_cell(text, cell) for cell in CELLS]
         arch = np.array(cells, np.int32).reshape(len(self.options))
         if (arch >= np.array(self.options)).any():
@@ -176,8 +179,18 @@ class DARTSSpace:
 def _read_cell(text: str, cell: str) -> list[tuple[int, int]]:
     """Return source and operation of each edge of a cell."""
     form = f"Genotype({cell}=[('sep_conv_3x3', 0), …], {cell}_concat=range(2, 6), …)"
-    match = re.search(rf"\b{cell}\s*=\s*\[([^\]]*)\]", text)
-    found = re.findall(r"\(\s*['\"](\w+)['\"]\s*,\s*(\d{1,3})\s*\)", match[1]) if match else []
+    lists = re.findall(rf"\b{cell}\s*=\s*\[([^\]]*)\]", text)
+    if len(lists) > 1:
+        raise BQNESError(
+            f"{text!r} has {len(lists)} {cell} cells; it must be one Genotype: {form}."
+        )
+    inside = lists[0] if lists else ""
+    found = re.findall(_EDGE, inside)
+    other = re.sub(_EDGE, "", inside).replace(",", "").strip()
+    if other:
+        raise BQNESError(
+            f"{other!r} in the {cell} cell of {text!r} is no edge; the form is {form}."
+        )
     if len(found) != _EDGES:
         raise BQNESError(
             f"{text!r} has {len(found)} edges of the {cell} cell; it must have {_EDGES}: {form}."
@@ -188,11 +201,13 @@ def _read_cell(text: str, cell: str) -> list[tuple[int, int]]:
                 f"operation {operation!r} in {text!r} does not exist; "
                 f"allowed are {', '.join(OPERATIONS)}."
             )
-    joined = re.search(rf"{cell}_concat\s*=\s*(\[[^\]]*\]|range\([^)]*\))", text)
-    numbers = [int(number) for number in re.findall(r"\d{1,3}", joined[1])] if joined else [2, 6]
-    whole = [*range(INPUTS, INPUTS + NODES)], [INPUTS, INPUTS + NODES]
-    if numbers not in whole:
-        raise BQNESError(f"{text!r} joins the nodes {numbers}; cells of this space join all four.")
+    # Of a `range` only the ends are written.
+    joined = re.search(rf"{cell}_concat\s*=\s*(\w*[(\[{{][^)\]}}]*[)\]}}])", text)
+    written = joined[1] if joined else f"range({INPUTS}, {INPUTS + NODES})"
+    numbers = [int(number) for number in re.findall(r"\d{1,3}", written)]
+    nodes = range(INPUTS, INPUTS + NODES)
+    if numbers != ([nodes.start, nodes.stop] if "range" in written else [*nodes]):
+        raise BQNESError(f"{text!r} joins the nodes {written}; cells of this space join all four.")
     return [(int(source), OPERATIONS.index(operation)) for operation, source in found]
 
 

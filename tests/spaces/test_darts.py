@@ -16,7 +16,14 @@ from bqnes_jax.spaces.darts import OPERATIONS
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
-# As it is printed with its paper.
+# As they are printed with their paper, and in the code that came with it.
+DARTS_V1 = (
+    "DARTS_V1 = Genotype(normal=[('sep_conv_3x3', 1), ('sep_conv_3x3', 0), ('skip_connect', 0), "
+    "('sep_conv_3x3', 1), ('skip_connect', 0), ('sep_conv_3x3', 1), ('sep_conv_3x3', 0), "
+    "('skip_connect', 2)], normal_concat=[2, 3, 4, 5], reduce=[('max_pool_3x3', 0), "
+    "('max_pool_3x3', 1), ('skip_connect', 2), ('max_pool_3x3', 0), ('max_pool_3x3', 0), "
+    "('skip_connect', 2), ('skip_connect', 2), ('avg_pool_3x3', 0)], reduce_concat=[2, 3, 4, 5])"
+)
 DARTS_V2 = """DARTS_V2 = Genotype(normal=[('sep_conv_3x3', 0), ('sep_conv_3x3', 1),
 ('sep_conv_3x3', 0), ('sep_conv_3x3', 1), ('sep_conv_3x3', 1), ('skip_connect', 0),
 ('skip_connect', 0), ('dil_conv_3x3', 2)], normal_concat=[2, 3, 4, 5], reduce=[('max_pool_3x3', 0),
@@ -79,6 +86,9 @@ def test_texts_are_those_of_papers():
     text = DARTS.to_string(arch)
     assert text.startswith("Genotype(normal=[('sep_conv_3x3', 0), ('sep_conv_3x3', 1), ")
     assert text.endswith("('skip_connect', 2)], reduce_concat=range(2, 6))")
+    other = DARTS.decode(DARTS.from_string(DARTS_V1))
+    assert other["normal"][:2] == [("sep_conv_3x3", 0), ("sep_conv_3x3", 1)]
+    assert other["reduce"][6:] == [("avg_pool_3x3", 0), ("skip_connect", 2)]
     for one in MANY[:50]:
         np.testing.assert_array_equal(DARTS.from_string(DARTS.to_string(one)), one)
 
@@ -92,6 +102,12 @@ def test_texts_are_those_of_papers():
         (DARTS_V2.replace("('dil_conv_3x3', 2)", "('dil_conv_3x3', 5)"), "comes from its own node"),
         (DARTS_V2.replace("('dil_conv_3x3', 2)", "('dil_conv_3x3', 0)"), "from different places"),
         (DARTS_V2.replace("[2, 3, 4, 5]", "[4, 5]", 1), r"joins the nodes \[4, 5\]"),
+        (DARTS_V2.replace("[2, 3, 4, 5]", "[2, 6]", 1), r"joins the nodes \[2, 6\]"),
+        (DARTS_V2.replace("[2, 3, 4, 5]", "range(2, 5)", 1), r"joins the nodes range\(2, 5\)"),
+        (DARTS_V2.replace("[2, 3, 4, 5]", "(4, 5)", 1), r"joins the nodes \(4, 5\)"),
+        (f"{DARTS_V1}\n{DARTS_V2}", "has 2 normal cells; it must be one Genotype"),
+        (DARTS_V1.partition(", normal_concat")[0] + DARTS_V2, "has 2 normal cells"),
+        (DARTS_V2.replace("2)], n", "2), ('sep_conv_7x7', -1)], n"), "7x7', -1.* is no edge"),
     ],
 )
 def test_texts_that_are_none_are_refused(text, says):
