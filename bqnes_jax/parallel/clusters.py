@@ -116,6 +116,8 @@ def _local_cluster(count: int) -> Iterator:
     threads = str(max((cores or 1) // count, 1))
     settings = {
         "distributed.scheduler.allowed-failures": 0,
+        # By default one that grows to 80 % begins nothing more, and waits for less: for ever.
+        "distributed.worker.memory.pause": False,
         # By default one that is not there 15 s after it died, dead again perhaps, is given up.
         "distributed.deploy.lost-worker-timeout": _FOREVER,
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(_THREADS, threads),

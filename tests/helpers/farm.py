@@ -84,6 +84,21 @@ def die_once(folder):
     return "alive"
 
 
+def grow(share):
+    """Take a share of the memory of this worker, keep it, and be there long enough to be seen."""
+    import psutil
+    from distributed import get_worker
+
+    process, limit = psutil.Process(), get_worker().memory_manager.memory_limit
+    wanted = int(share * limit) - process.memory_info().rss
+    kept.append(np.ones(max(wanted, 0), np.uint8))
+    time.sleep(1)
+    return process.memory_info().rss / limit
+
+
+kept = []
+
+
 def tries_in(folder):
     """Return, for each architecture, the processes that have begun to train it."""
     found = {}

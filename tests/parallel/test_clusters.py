@@ -1,4 +1,4 @@
-"""What a flag may say about workers, and what not; processes that are slow to start."""
+"""What a flag may say about workers, and what not; processes that are slow or too large."""
 
 import asyncio
 
@@ -58,6 +58,18 @@ def test_a_process_that_takes_long_to_start_again_is_waited_for(monkeypatch, tmp
         calls = Calls(cluster.executor, farm.die_once, cluster.workers)
         calls.start(0, str(tmp_path))
         assert ended(calls) == [(0, "alive")]
+
+
+@pytest.mark.slow
+def test_a_process_that_has_grown_goes_on(monkeypatch):
+    """Dask's begin nothing more from 80 % of their memory on, and are ended at 95 %."""
+    monkeypatch.setattr("bqnes_jax.parallel.clusters.host_memory", lambda: 700 * 2**20)
+    with open_cluster("1") as cluster:
+        calls = Calls(cluster.executor, farm.grow, cluster.workers)
+        for number in range(2):
+            calls.start(number, 0.87)
+            ((_, share),) = ended(calls)
+            assert 0.8 < share < 0.95
 
 
 @pytest.mark.slow
