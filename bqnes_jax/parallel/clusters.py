@@ -17,6 +17,7 @@ from bqnes_jax.parallel.executors import OnDask, Workers
 _SECONDS = 15  # that a scheduler may take to answer
 _CLOSING = 5  # seconds, after which processes are left to end with this one
 _LEAST_MEMORY = 1 << 28  # bytes; Python with JAX takes as much before it trains anything
+_FOREVER = 10**9  # seconds
 _FRESH = 0.2  # seconds that the number of workers is remembered
 _LOGGERS = ("distributed", "distributed.client")  # Dask gives the second a level of its own
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last: XLA
@@ -62,7 +63,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
                 f"this machine, and a process needs {_LEAST_MEMORY // 2**20}: use fewer."
             )
         with _local_cluster(count) as cluster, _close_after(Client(cluster)) as client:
-            yield Cluster(OnDask(client), _Threads(client))
+            yield Cluster(OnDask(client), _Threads(client, cluster))
         return
     for name in _LOGGERS:  # what matters is said in sentences
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -82,16 +83,27 @@ def open_cluster(where: str) -> Iterator[Cluster]:
 
 
 class _Threads:
-    """How many threads the workers of a cluster have, asked once in a while."""
+    """How many threads the workers of a cluster have, asked once in a while.
 
-    def __init__(self, client) -> None:
-        self._client, self._asked, self._count = client, -1.0, 0
+    Of a cluster of our own OSError says that there are none, and that none will come.
+    """
+
+    def __init__(self, client, own=None) -> None:
+        self._client, self._own, self._asked, self._count = client, own, -1.0, 0
 
     def __call__(self) -> int:
         if time.monotonic() - self._asked > _FRESH:
             self._count = sum(self._client.nthreads().values())
             self._asked = time.monotonic()
+            if self._count == 0 and self._own is not None and _has_ended(self._own):
+                raise ConnectionError("none of its processes could be started again")
         return self._count
+
+
+def _has_ended(cluster) -> bool:
+    """Tell whether nothing is left that would start a process again."""
+    ended = {"closing", "closed", "failed"}
+    return all(nanny.status.name in ended for nanny in cluster.workers.values())
 
 
 @contextlib.contextmanager
@@ -104,6 +116,10 @@ def _local_cluster(count: int) -> Iterator:
     threads = str(max((cores or 1) // count, 1))
     settings = {
         "distributed.scheduler.allowed-failures": 0,
+        # By default one that grows to 80 % begins nothing more, and waits for less: for ever.
+        "distributed.worker.memory.pause": False,
+        # By default one that is not there 15 s after it died, dead again perhaps, is given up.
+        "distributed.deploy.lost-worker-timeout": _FOREVER,
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(_THREADS, threads),
     }
     with config.set(settings):

@@ -89,8 +89,10 @@ class Calls:
         self._try_again()
         if wait and not self._flying:
             time.sleep(_PATIENCE / 10)
-        ended = []
-        for future in wait_for_first(self._flying, seconds=_PATIENCE if wait else 0.0):
+        ended, done = [], wait_for_first(self._flying, seconds=_PATIENCE if wait else 0.0)
+        if wait and not done:
+            _ = self.size  # it raises when nobody is left who could end any
+        for future in done:
             number = self._flying.pop(future)
             result = self._result_of(future, number)
             if isinstance(result, Lost) and self._may_try_again(number):

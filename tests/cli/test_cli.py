@@ -66,7 +66,7 @@ def test_a_run_prints_its_table_and_leaves_everything_behind(folder, finished):
 def test_the_ensemble_predicts_what_it_said_about_the_test_images(folder, finished):
     run = Run.load(folder / "run")
     ensemble = run.saved_ensemble()
-    assert ensemble.method == "restack" and ensemble.size == 3
+    assert ensemble.method == "logpool" and ensemble.size == 3
     np.testing.assert_array_equal(ensemble.members, run.ensemble().members)
     test = load_data(run.config).test
     predicted = ensemble.predict(test.inputs)
@@ -173,7 +173,7 @@ def test_another_ensemble_is_selected_without_training(folder, finished, capsys)
     before = {path: path.stat().st_mtime_ns for path in (folder / "copy" / "store").rglob("*")}
     assert main(["reselect", str(folder / "copy"), "--method", "beam", "--size", "2"]) == 0
     assert "beam" in capsys.readouterr().out
-    assert Run.load(folder / "copy").saved_ensemble().method == "restack"
+    assert Run.load(folder / "copy").saved_ensemble().method == "logpool"
     assert (
         main(["reselect", str(folder / "copy"), "--method", "beam", "--size", "2", "--save"]) == 0
     )

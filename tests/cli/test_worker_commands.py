@@ -77,7 +77,7 @@ def test_a_killed_driver_goes_on_and_is_done_again(folder):
     assert not any(map(is_running, workers)), "they end with the driver"
     code, out, err = finish(start(folder, *command, **farm_in), timeout=200)
     assert code == 0, err
-    assert "10 candidates by BQ-S" in out and not (folder / "run" / "task.pickle").exists()
+    assert "10 candidates by BQ-L" in out and not (folder / "run" / "task.pickle").exists()
     after = Journal(path, farm.SPACE).events
     assert [str(event) for event in after[: len(before)]] == [str(event) for event in before]
     entries = {one.name for one in (folder / "run" / "store" / "entries").iterdir()}

@@ -112,7 +112,7 @@ def test_a_run_grows(house, finished, monkeypatch):
     shutil.copytree(whole, grown)
     before, first = set(entries_in(whole)), arrays_in(whole / "search.npz")
     out, _ = house.done(*run_command("grown", budget=6))
-    assert "6 candidates by BQ-S" in out
+    assert "6 candidates by BQ-L" in out
     assert before < set(entries_in(grown)) and len(entries_in(grown)) == 6
     after = arrays_in(grown / "search.npz")
     np.testing.assert_array_equal(after["archs"][:5], first["archs"])
@@ -139,7 +139,7 @@ def load(house, name):
 
 @pytest.mark.slow
 def test_other_commands_are_told_the_family(house, finished):
-    assert "depth=" in finished[0] and "5 candidates by BQ-S" in finished[0]
+    assert "depth=" in finished[0] and "5 candidates by BQ-L" in finished[0]
     out, _ = house.done("reselect", "whole", "--method", "top", "--size", 2, *OF_FAMILY)
     assert out.count("depth=") == 2
     out, _ = house.done("predict", "whole", "--input", "new.npy", *OF_FAMILY)

@@ -78,6 +78,34 @@ def die(seconds):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_when_told(folder):
+    Path(folder, "begun").touch()
+    while not Path(folder, "die").exists():
+        time.sleep(0.02)
+    die(0.0)
+
+
+def die_once(folder):
+    if not any(Path(folder).iterdir()):
+        note_and_die(folder)
+    return "alive"
+
+
+def grow(share):
+    """Take a share of the memory of this worker, keep it, and be there long enough to be seen."""
+    import psutil
+    from distributed import get_worker
+
+    process, limit = psutil.Process(), get_worker().memory_manager.memory_limit
+    wanted = int(share * limit) - process.memory_info().rss
+    kept.append(np.ones(max(wanted, 0), np.uint8))
+    time.sleep(1)
+    return process.memory_info().rss / limit
+
+
+kept = []
+
+
 def tries_in(folder):
     """Return, for each architecture, the processes that have begun to train it."""
     found = {}

@@ -267,6 +267,13 @@ def ended(calls):
     return found
 
 
+def wait_for(condition):
+    until = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_a_result_that_is_lost_on_its_way_is_made_again(cluster, folder):
     """Dask makes it again itself; its own executor never ends if a worker dies of that."""
@@ -278,11 +285,15 @@ def test_a_result_that_is_lost_on_its_way_is_made_again(cluster, folder):
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_worker_that_dies_is_not_blamed(cluster):
+def test_who_waits_for_a_worker_that_dies_is_not_blamed(cluster, folder):
     client = cluster.executor._client
     client.wait_for_workers(1, timeout=100)  # another test may have killed them
     executor = OnDask(client, workers=[next(iter(client.nthreads()))])
-    first, second = executor.submit(farm.die, 1.0), executor.submit(time.sleep, 0.0)
+    first = executor.submit(farm.die_when_told, str(folder))
+    wait_for((folder / "begun").exists)
+    second = executor.submit(time.sleep, 0.0)
+    wait_for(lambda: sum(map(len, client.processing().values())) == 2)
+    (folder / "die").touch()
     begun = [future.exception(timeout=60).begun for future in (first, second)]
     assert begun == [1, 0]
 
