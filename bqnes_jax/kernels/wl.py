@@ -175,8 +175,10 @@ def wl_labels(
 ) -> UInt32[Array, "l v"]:
     """Return the labels of every node after 0 … h refinements, (h + 1)×nodes, as 32-bit hashes.
 
-    `graph.nodes` are integer labels; edges point from `senders` to `receivers`. Batched tuples are
-    refined together, and so is padding, which touches no real node.
+    `graph.nodes` are integer labels; edges point from `senders` to `receivers`. Integers in
+    `graph.edges` are labels of edges: a node is refined by the labels of the edges that leave it
+    and of the nodes where they end. Batched tuples are refined together, and so is padding, which
+    touches no real node.
     """
     _check_graph(graph, iterations)
     nodes, senders, receivers = (
@@ -187,6 +189,9 @@ def wl_labels(
     for layer in range(1, iterations + 1):
         # A sum does not depend on the order, and of well mixed numbers hardly collides.
         message = _mix(label ^ np.uint32(0x5BD1E995))[receivers]
+        if graph.edges is not None:
+            edges = jnp.asarray(graph.edges).astype(jnp.uint32)
+            message = _mix(message + _mix(edges + _salt(seed, layer)))
         multiset = jax.ops.segment_sum(message, senders, nodes.shape[0])
         label = _mix(_mix(label + _salt(seed, layer)) * np.uint32(0x9E3779B1) + multiset)
         layers.append(label)
@@ -246,6 +251,19 @@ def _check_graph(graph: jraph.GraphsTuple, iterations: int) -> None:
         raise BQNESError(
             f"graph.nodes has type {nodes.dtype} and shape {nodes.shape}; "
             "it must hold one integer label for each node."
+        )
+    edges, shape = graph.edges, jnp.asarray(graph.senders).shape
+    if edges is None:
+        return
+    if not isinstance(edges, jax.Array | np.ndarray):
+        raise BQNESError(
+            f"graph.edges is of type {type(edges).__name__}; it must be None, or an array with one "
+            "integer label for each edge."
+        )
+    if not jnp.issubdtype(edges.dtype, jnp.integer) or edges.shape != shape:
+        raise BQNESError(
+            f"graph.edges has type {edges.dtype} and shape {edges.shape}; it must be None, or hold "
+            "one integer label for each edge."
         )
 
 

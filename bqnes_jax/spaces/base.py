@@ -87,7 +87,8 @@ class GraphSpace(Space, Protocol):
         """Return one labelled graph, padded to the same static shape for every architecture.
 
         The first graph of the tuple is the architecture's, the second holds the padding (the
-        convention of `jraph.pad_with_graphs`); `nodes` are integer labels.
+        convention of `jraph.pad_with_graphs`); `nodes` are integer labels, and `edges` are such
+        labels or None.
         """
         ...
 

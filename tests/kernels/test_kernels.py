@@ -1,5 +1,7 @@
 """WL features and kernels against GraKeL, exact counts and closed forms."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jraph
@@ -134,6 +136,52 @@ def test_direction_of_edges_counts():
     out = jraph.GraphsTuple(**fork, senders=ends[0], receivers=ends[1], edges=None, globals=None)
     back = out._replace(senders=ends[1], receivers=ends[0])
     assert not (wl_histograms(out, 1) == wl_histograms(back, 1)).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled(Grid):
+    """Grid as graphs: a path of three nodes whose two edges have the labels (row, column)."""
+
+    def graph(self, arch):
+        return jraph.GraphsTuple(
+            nodes=jnp.array([0, 1, 2, 0]),
+            edges=jnp.append(jnp.asarray(arch), 0),
+            senders=jnp.array([0, 1, 3]),
+            receivers=jnp.array([1, 2, 3]),
+            n_node=jnp.array([3, 1]),
+            n_edge=jnp.array([2, 1]),
+            globals=None,
+        )
+
+
+@pytest.mark.slow("float64")
+@pytest.mark.parametrize("buckets", [None, 4096])
+def test_labels_of_edges_count(buckets, tolerance):
+    """Against counts by hand: a node's label after one refinement is its own edge's, too."""
+    archs = np.stack(np.divmod(np.arange(9), 3), axis=-1)
+
+    def words(arch, depth):
+        row, column = map(int, arch)
+        layers = [["0", "1", "2"], [f"0-{row}-1", f"1-{column}-2", "2"]]
+        layers += [[f"0-{row}-(1-{column}-2)", f"1-{column}-2", "2"]]
+        return {f"{i}: {word}" for i, layer in enumerate(layers[: depth + 1]) for word in layer}
+
+    for depth in (0, 1, 2):
+        each = [words(arch, depth) for arch in archs]
+        expected = [[len(a & b) / (3 * (depth + 1)) for b in each] for a in each]
+        gram = WL(Labelled(3), iterations=depth, buckets=buckets).gram(archs)
+        np.testing.assert_allclose(gram, expected, atol=tolerance(1e-6, 1e-12))
+
+
+def test_labels_of_edges_that_are_no_integers_are_refused():
+    graph = random_graph(np.random.default_rng(0), 3, 4)
+    for edges, says in (
+        ({"label": np.zeros(4, int)}, "graph.edges is of type dict; it must be None"),
+        (np.zeros(4), r"graph.edges has type float64 and shape \(4,\)"),
+        (np.zeros((4, 1), int), r"graph.edges has type int64 and shape \(4, 1\)"),
+    ):
+        with pytest.raises(BQNESError, match=says):
+            wl_histograms(graph._replace(edges=edges))
 
 
 @pytest.mark.slow("float64")
