@@ -16,6 +16,7 @@ from bqnes_jax.files import check_plain, read_small
 
 Config = TypeVar("Config")
 _LIMIT = 1 << 16  # bytes of a file with fields; PyYAML is slow, and so are its odder numbers
+_DEEPEST = 4  # points in a name; no field is nested deeper
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,7 +38,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_fields(path: str | os.PathLike[str]) -> dict:
-    """Read a YAML or JSON file with fields of a config."""
+    """Read a YAML or JSON file with fields of a config, which may be named as flags are."""
     path = Path(path)
     try:
         content = yaml.load(read_small(path, limit=_LIMIT), _Loader)
@@ -51,7 +52,36 @@ def read_fields(path: str | os.PathLike[str]) -> dict:
         return {}
     if not isinstance(content, dict):
         raise BQNESError(f"config file {path} holds no fields; write lines such as 'seed: 3'.")
-    return content
+    return _name_as_fields(content, str(path))
+
+
+def _name_as_fields(content: dict, where: str) -> dict:
+    """Return fields by their own names where flags name them: kernel.layer-weights is nested.
+
+    Example:
+        >>> _name_as_fields({"kernel": {"name": "wl"}, "kernel.layer-weights": "fitted"}, "it")
+        {'kernel': {'name': 'wl', 'layer_weights': 'fitted'}}
+    """
+    fields: dict = {}
+    for written, value in content.items():
+        value = _name_as_fields(value, where) if isinstance(value, dict) else value
+        *path, last = str(written).replace("-", "_").split(".", _DEEPEST)
+        nested = {last: value}
+        for name in reversed(path):
+            nested = {name: nested}
+        _join(fields, nested, where)
+    return fields
+
+
+def _join(fields: dict, others: dict, where: str) -> None:
+    """Add fields to others, nested ones too; refuse one that is there."""
+    for name, value in others.items():
+        if isinstance(value, dict) and isinstance(fields.get(name), dict):
+            _join(fields[name], value, where)
+        elif name in fields:
+            raise BQNESError(f"{where} has {name!r} twice; write it once.")
+        else:
+            fields[name] = value
 
 
 def replace_fields(config: Config, fields: dict, *, where: str = "config") -> Config:

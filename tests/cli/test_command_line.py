@@ -1,6 +1,7 @@
 """What the commands take and print, without training: config files, flags, progress, completion."""
 
 import ast
+import dataclasses
 import importlib
 import io
 import os
@@ -55,6 +56,13 @@ def test_a_config_file_takes_what_flags_take(parsed, tmp_path):
     assert (told.search, told.task, told.preset) == (given.search, given.task, given.preset)
     assert (told.out, told.workers, told.algorithm) == (Path("there"), "2", "us+beam")
     assert told.search.budget == 30 and told.task.train.steps == 9
+    path.write_text(
+        "kernel.iterations: 2\nkernel: {layer-weights: fitted}\nimage-size: 6\ntrain.steps: 9\n"
+    )
+    flags = ["--kernel.iterations", 2, "--kernel.layer-weights", "fitted", "--image-size", 6]
+    named, given = parsed("run", "--config", path), parsed("run", *flags, "--train.steps", 9)
+    assert named == dataclasses.replace(given, config=path)
+    path.write_text("budget: 30\npreset: small")
     stronger = parsed("run", "--config", path, "--budget", 40, "--preset", "tiny")
     assert stronger.search.budget == 40 and stronger.preset == "tiny"
 

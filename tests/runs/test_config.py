@@ -92,6 +92,9 @@ def test_a_config_survives_json(preset, family, tmp_path):
         ("data: [1]", r"c\.yaml: data is \(1,\); it must be text"),
         ("- seed", r"c\.yaml holds no fields"),
         ("seed: [", r"c\.yaml is neither YAML nor JSON"),
+        ("{train.steps: 3, train: {steps: 4}}", r"c\.yaml has 'steps' twice; write it once"),
+        ("search.kernel.nome: wl", r"c\.yaml: search\.kernel has 'nome'; allowed are name"),
+        ("seed" + ".a" * 400 + ": 3", r"c\.yaml: seed is \{'a'.*; it must be a whole number"),
     ],
 )
 def test_files_that_are_refused(tmp_path, text, says):
