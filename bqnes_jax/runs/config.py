@@ -22,6 +22,8 @@ from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.families import NetworkFamily, SharingFamily
 from bqnes_jax.families.registry import import_named
 from bqnes_jax.identity import EXTENT, SELECTION, SPEED, field, identity
+from bqnes_jax.kernels import KernelConfig
+from bqnes_jax.surrogates import FitConfig, WarpConfig
 from bqnes_jax.training import TrainConfig
 
 EVALUATE = ("alone", "shared")
@@ -133,13 +135,22 @@ class RunConfig(TaskConfig):
 
 
 def describe_fields() -> str:
-    """Say what each field of a run means, and of its search: from the docstrings of both."""
-    parts = (("a run", TaskConfig), ("a run", RunConfig), ("its search", SearchConfig))
-    texts = (
-        (name, inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2])
-        for name, kind in parts
+    """Say what each field of a run means, and of the configs in its search: from docstrings."""
+    parts = (
+        ("a run", (TaskConfig, RunConfig)),
+        ("its search", (SearchConfig,)),
+        ("kernel, a kernels.KernelConfig", (KernelConfig,)),
+        ("warp, a surrogates.WarpConfig", (WarpConfig,)),
+        ("fit, a surrogates.FitConfig", (FitConfig,)),
     )
-    return "\n\n".join(f"Fields of {name}:\n{text.rstrip()}" for name, text in texts)
+    return "\n\n".join(
+        "\n".join([f"Fields of {name}:", *map(_describe_attributes, kinds)])
+        for name, kinds in parts
+    )
+
+
+def _describe_attributes(kind: type) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].rstrip()
 
 
 def load_data(config: TaskConfig) -> Split:

@@ -21,7 +21,9 @@ from bqnes_jax.cli import main, shell
 from bqnes_jax.cli.compare import CompareCommand
 from bqnes_jax.cli.run import RunCommand, summarise
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.kernels import KernelConfig
 from bqnes_jax.runs import RunConfig, TaskConfig, configure
+from bqnes_jax.surrogates import FitConfig, WarpConfig
 from tests.helpers.reported import make_run
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -133,7 +135,9 @@ def _help_of(capsys, *command):
 
 def test_help_of_a_search_has_every_field():
     text = bqnes_jax.search.__doc__
-    for kind in (TaskConfig, RunConfig, SearchConfig):
+    titles = re.findall(r"^Fields of .*:$", text, re.MULTILINE)
+    assert len(titles) == len(set(titles)) == 5
+    for kind in (TaskConfig, RunConfig, SearchConfig, KernelConfig, WarpConfig, FitConfig):
         for name in kind.__dataclass_fields__:
             assert re.search(rf"^ +{name}: \w", text, re.MULTILINE) or name == "_", name
 
