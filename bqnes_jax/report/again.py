@@ -84,6 +84,7 @@ def _find_unused(search: SearchConfig, strategy: str, space: Space) -> list[str]
     graphs = search.kernel.name in ("wl", "wl_rbf") or (
         search.kernel.name == "auto" and isinstance(space, GraphSpace)
     )
+    adapted = _has_fitted_leaves(search, graphs)
     conditions = {
         "population": strategy == "evolution",
         "parents": strategy == "evolution" or not listed,
@@ -93,6 +94,8 @@ def _find_unused(search: SearchConfig, strategy: str, space: Space) -> list[str]
         "effective": search.temperature == "auto",
         "kernel.iterations": graphs,
         "kernel.layer_weights": graphs,
+        "fit.kernel_bounds": adapted,
+        "fit.kernel_steps": adapted,
         "warp.floor": search.warp.warp in ("linear", "moment"),
         "warp.depth": search.warp.warp in ("log", "lognormal"),
         "exhaustive": space.size is not None,
@@ -100,6 +103,14 @@ def _find_unused(search: SearchConfig, strategy: str, space: Space) -> list[str]
         "samples": space.size is None,
     }
     return [name for name, used in conditions.items() if not used]
+
+
+def _has_fitted_leaves(search: SearchConfig, graphs: bool) -> bool:
+    """Tell whether the kernel has numbers of its own that a search fits."""
+    kernel = search.kernel
+    if kernel.name in ("rbf", "wl_rbf") or (kernel.name == "auto" and not graphs):
+        return True
+    return graphs and kernel.layer_weights == "fitted"
 
 
 def _difference(plain: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:

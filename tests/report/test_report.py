@@ -14,6 +14,7 @@ import yaml
 
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.files.text import plain
+from bqnes_jax.kernels import KernelConfig
 from bqnes_jax.report import again, summary, write_report
 from bqnes_jax.runs import Ensemble, configure
 from bqnes_jax.spaces import NATS, SLIMMABLE
@@ -102,6 +103,9 @@ def test_settings_that_are_in_use_depend_on_the_run():
     assert used(NATS, algorithm="NES-RE")["population"] == 20
     sliced = used(SLIMMABLE, family="slimmable")
     assert "iterations" not in sliced["kernel"] and {"pool", "samples"} <= set(sliced)
+    assert sliced["fit"]["kernel_steps"] == 30 and "kernel_steps" not in used(NATS)["fit"]
+    adapted = KernelConfig("wl", layer_weights="fitted")
+    assert "kernel_bounds" in used(NATS, kernel=adapted)["fit"]
     chosen = used(NATS, temperature="auto")
     assert chosen["temperature"] == "auto" and "effective" in chosen
 
