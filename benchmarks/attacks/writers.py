@@ -35,7 +35,7 @@ def what_is_gone(folder: Path) -> str:
     done = {path.name.split("-", 2)[2] for path in folder.glob("done-*")}
     try:
         store = Store.open(folder, MANIFEST)
-        damaged, missing = store.damaged(), store.missing(done, [0])
+        damaged, missing = store.find_damaged(), store.find_missing(done, [0])
         if (folder / "shared").exists():
             check_bound(folder / "shared", "never")
     except BQNESError as error:

@@ -37,7 +37,7 @@ class Destination(NamedTuple):
         known, score = results.imported[row], results.valid_losses[row, SEEDS.index(self.seed)]
         if known and np.isnan(score):  # it was not trained with this seed
             return False
-        return bool(self.store.missing([text], [self.seed]))
+        return bool(self.store.find_missing([text], [self.seed]))
 
 
 def import_archive(

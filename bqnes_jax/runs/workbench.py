@@ -61,7 +61,7 @@ class Workbench(NamedTuple):
         called with how many more of them are there, each time that some are stored.
         """
         by_key = dict(zip(keys_of(self.space, archs, self.seed), np.asarray(archs), strict=True))
-        absent = [bool(self.store.missing([key.arch], [key.seed])) for key in by_key]
+        absent = [bool(self.store.find_missing([key.arch], [key.seed])) for key in by_key]
         missing = agree(np.array(absent))
         keys = [key for key, untrained in zip(by_key, missing, strict=True) if untrained]
         keys.sort(key=lambda key: key.seed)  # those of one seed are trained together
@@ -131,7 +131,7 @@ class Workbench(NamedTuple):
         return _Crew(self, self.evaluator(measure=measure), report or (lambda count: None))
 
     def _is_stored(self, key: Key) -> bool:
-        return not self.store.missing([key.arch], [key.seed])
+        return not self.store.find_missing([key.arch], [key.seed])
 
     def test_log_probs(self, archs: Architectures) -> Float[Array, "M m classes"]:
         """Return what trained architectures say about the test points."""

@@ -76,7 +76,7 @@ class Store:
         >>> store = Store.open(folder.name, manifest)
         >>> half = np.log(np.full((4, 2), 0.5))
         >>> store.put([Entry("a", 0, "ok", half, half[:2]), Entry("b", 0, "failed")])
-        >>> store.missing(["a", "b", "c"], seeds=[0])
+        >>> store.find_missing(["a", "b", "c"], seeds=[0])
         [Key(arch='c', seed=0)]
         >>> store.predictions(["a", "b"], seed=0).ok.tolist()
         [True, False]
@@ -132,7 +132,7 @@ class Store:
         entry = self._read(self._path(Key(arch, seed)), "variables")
         return entry is not None and entry.variables is not None
 
-    def missing(self, archs: Iterable[str], seeds: Iterable[int]) -> list[Key]:
+    def find_missing(self, archs: Iterable[str], seeds: Iterable[int]) -> list[Key]:
         """List what has to be trained: never written, or damaged. What failed is not missing."""
         archs = list(archs)
         keys = (Key(arch, int(seed)) for seed in seeds for arch in archs)
@@ -156,7 +156,7 @@ class Store:
             raise BQNESError(
                 f"{len(absent)} of {len(archs)} architectures have no entry with seed "
                 f"{absent[0][1]} in store {self.directory}, {absent[0][0]!r} the first; train what "
-                "`missing` lists."
+                "`find_missing` lists."
             )
         entries = [entry for entry in found if entry is not None]
         shape = self.manifest  # to be believed: entries have the size that it says
@@ -176,7 +176,7 @@ class Store:
             *map(column, NUMBERS),
         )
 
-    def damaged(self) -> dict[Path, str]:
+    def find_damaged(self) -> dict[Path, str]:
         """Read everything, and tell what is damaged and how."""
         found = {}
         for path in self._paths():

@@ -87,7 +87,7 @@ def test_a_store_behind_a_link_is_a_store(tmp_path):
     a_store(tmp_path / "store")
     (tmp_path / "link").symlink_to("store")
     store = Store.open(tmp_path / "link", MANIFEST)
-    assert store.get(ARCH, 0) is not None and not store.damaged()
+    assert store.get(ARCH, 0) is not None and not store.find_damaged()
     (tmp_path / "entries").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "entries").symlink_to(tmp_path / "entries")

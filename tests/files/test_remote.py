@@ -237,7 +237,8 @@ def test_a_store(place, tmp_path):
     for store in stores:
         store.put(entries)
     local, remote = stores
-    assert remote.keys() == local.keys() and remote.missing("abc", [0]) == local.missing("abc", [0])
+    assert remote.keys() == local.keys()
+    assert remote.find_missing("abc", [0]) == local.find_missing("abc", [0])
     np.testing.assert_array_equal(remote.variables("a", 0)["w"], np.arange(3.0))
     for one, other in zip(local.predictions("ab", 0), remote.predictions("ab", 0), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -250,7 +251,7 @@ def test_a_store(place, tmp_path):
     damaged = copy._path(entries[0].key)
     damaged.write(damaged.read_bytes()[:-1])
     with pytest.warns(DamagedEntryWarning, match="it is treated as missing"):
-        assert copy.missing("ab", [0]) == [entries[0].key]
+        assert copy.find_missing("ab", [0]) == [entries[0].key]
     with pytest.raises(BQNESError, match="is not a store"):
         Store.open(place / "nothing")
 

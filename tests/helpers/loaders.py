@@ -141,7 +141,7 @@ def of_run(folder):
 def read_store(folder):
     store = Store.open(folder)
     store.summaries()
-    store.damaged()
+    store.find_damaged()
     store.predictions([ARCH, "failed"], 0)
     return store.variables(ARCH, 0)
 

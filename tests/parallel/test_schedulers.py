@@ -119,7 +119,7 @@ def test_a_scheduler_that_dies_ends_the_search_in_a_sentence(scheduler, folder, 
         search(family, tmp_path / "run", executor=executor, workers=workers)
     assert not records, "nothing but the sentence"
     store = Store.open(tmp_path / "run" / "store")
-    assert not store.damaged() and 2 <= len(store.keys()) <= 4
+    assert not store.find_damaged() and 2 <= len(store.keys()) <= 4
     before = len(store.keys())
     run = search(family, tmp_path / "run")
     assert len(run.record.archs) == 8

@@ -31,7 +31,7 @@ def contents(directory):
 @each_format
 def test_a_store_is_read_to_the_last_number(kept):
     store = Store.open(kept / "store", MANIFEST)
-    assert store.damaged() == {}
+    assert store.find_damaged() == {}
     assert sorted(entry.key for entry in ENTRIES) == store.keys()
     for entry in ENTRIES:
         read = store.get(*entry.key)
@@ -54,7 +54,7 @@ def test_a_store_is_read_to_the_last_number(kept):
 def test_a_run_is_read(kept):
     run = Run.load(kept / "run")
     assert run.config.search.budget == 8 == len(run.record.archs) == len(run.store.keys())
-    assert run.store.damaged() == {}
+    assert run.store.find_damaged() == {}
     ensemble = run.saved_ensemble()
     assert ensemble.method == "restack" and len(ensemble.members) == ensemble.size == 3
     assert ensemble.weights.sum() == pytest.approx(1, abs=1e-6)

@@ -147,7 +147,7 @@ def test_a_store_that_vanishes_is_one_sentence(tmp_path):
     ):
         with pytest.raises(BQNESError):
             use()
-    assert store.get(ARCH, 0) is None and store.missing([ARCH], [0])
+    assert store.get(ARCH, 0) is None and store.find_missing([ARCH], [0])
     again = Store.open(tmp_path / "store", MANIFEST)
     again.put(entry)
     assert store.get("a", 0) is not None

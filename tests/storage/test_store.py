@@ -62,9 +62,9 @@ def test_what_is_put_is_got(tmp_path):
         same(opened.get(one.arch, one.seed), one)
     assert opened.keys() == [Key("a", 0), Key("a", 1), Key("b", 1)]
     assert opened.summaries()[0].valid_log_probs is None
-    assert opened.missing(["a", "b", "c"], [0, 1]) == [Key("b", 0), Key("c", 0), Key("c", 1)]
+    assert opened.find_missing(["a", "b", "c"], [0, 1]) == [Key("b", 0), Key("c", 0), Key("c", 1)]
     assert opened.get("c", 0) is None
-    assert not opened.damaged() and not temporary_files(tmp_path)
+    assert not opened.find_damaged() and not temporary_files(tmp_path)
 
 
 def test_loading_stacks_in_the_order_asked_for(tmp_path):
@@ -130,7 +130,7 @@ def test_variables_are_kept_apart_from_predictions(tmp_path):
     for arch in ("b", "d", "without"):
         with pytest.raises(BQNESError, match=f"no variables of {arch!r} with seed 0"):
             made.variables(arch, 0)
-    assert made.missing(["a", "b", "c", "without"], [0]) == []
+    assert made.find_missing(["a", "b", "c", "without"], [0]) == []
     made.put(Entry("b", 0, "failed", variables=VARIABLES))  # of no use
     with pytest.raises(BQNESError, match="no variables of 'b'"):
         made.variables("b", 0)
@@ -154,8 +154,8 @@ def test_variables_are_kept_apart_from_predictions(tmp_path):
     path.write_bytes(content)
     same(made.get("a", 0), entry("a"))  # the predictions are sound
     with pytest.warns(DamagedEntryWarning, match="checksum of its variables differs"):
-        assert made.missing(["a", "b", "c"], [0]) == [Key("a", 0)]
-    assert "variables" in made.damaged()[path]
+        assert made.find_missing(["a", "b", "c"], [0]) == [Key("a", 0)]
+    assert "variables" in made.find_damaged()[path]
     with pytest.warns(DamagedEntryWarning):
         assert merge(Store.open(tmp_path / "c", MANIFEST), made) == 3, "all but the damaged one"
     with pytest.warns(DamagedEntryWarning):
@@ -172,7 +172,7 @@ def test_variables_are_kept_apart_from_predictions(tmp_path):
 def test_the_last_writer_of_a_key_wins_and_failed_is_not_missing(tmp_path):
     made = Store.open(tmp_path, MANIFEST)
     made.put(Entry("a", 0, "failed"))
-    assert made.get("a", 0).status == "failed" and made.missing(["a"], [0]) == []
+    assert made.get("a", 0).status == "failed" and made.find_missing(["a"], [0]) == []
     made.put(entry("a"))
     assert made.get("a", 0).status == "ok" and len(made.keys()) == 1
 

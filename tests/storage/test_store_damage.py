@@ -64,12 +64,12 @@ def test_no_altered_entry_is_ever_used(tmp_path, data):
     with pytest.warns(DamagedEntryWarning, match="it is treated as missing"):
         assert made.get(entry().arch, 0) is None
     with pytest.warns(DamagedEntryWarning):
-        assert made.missing([entry().arch], [0]) == [entry().key]
+        assert made.find_missing([entry().arch], [0]) == [entry().key]
     with pytest.warns(DamagedEntryWarning), pytest.raises(BQNESError, match="1 of 1"):
         made.predictions([entry().arch], 0)
-    assert list(made.damaged()) == [path]
+    assert list(made.find_damaged()) == [path]
     made.put(entry())
-    assert not made.damaged()
+    assert not made.find_damaged()
 
 
 DESCRIPTIONS = [
@@ -115,7 +115,7 @@ def test_any_header_with_a_right_checksum_is_read_or_reported(tmp_path, header, 
     (tmp_path / "entries" / "fuzz.bqe").write_bytes(content)
     with pytest.warns(DamagedEntryWarning):
         assert made.keys() == []
-    assert list(made.damaged()) == [tmp_path / "entries" / "fuzz.bqe"]
+    assert list(made.find_damaged()) == [tmp_path / "entries" / "fuzz.bqe"]
 
 
 @pytest.mark.parametrize("description", [*DESCRIPTIONS, "(absent)"])
@@ -134,11 +134,11 @@ def test_variables_that_cannot_be_are_damage(tmp_path, description):
     head = records._MAGIC + len(text).to_bytes(4, "little") + text
     path.write_bytes(head + hashlib.sha256(head).digest() + body)
     if description in ("(absent)", {"tuple": [["float32", [0]], None]}):  # take no bytes
-        assert not made.damaged() and made.get(*entry().key) is not None
+        assert not made.find_damaged() and made.get(*entry().key) is not None
         return
-    assert list(made.damaged()) == [path]
+    assert list(made.find_damaged()) == [path]
     with pytest.warns(DamagedEntryWarning):
-        assert made.missing([entry().arch], [0]) == [entry().key]
+        assert made.find_missing([entry().arch], [0]) == [entry().key]
     with pytest.warns(DamagedEntryWarning), pytest.raises(BQNESError, match="no variables of"):
         made.variables(*entry().key)
 
@@ -146,7 +146,7 @@ def test_variables_that_cannot_be_are_damage(tmp_path, description):
 def test_a_huge_size_in_a_header_takes_no_memory(tmp_path):
     made = Store.open(tmp_path, MANIFEST)
     (tmp_path / "entries" / "a.bqe").write_bytes(records._MAGIC + b"\xff" * 4 + b"{}" * 40)
-    assert "is cut short" in next(iter(made.damaged().values()))
+    assert "is cut short" in next(iter(made.find_damaged().values()))
 
 
 def test_an_entry_under_another_name_or_of_another_store_is_not_used(tmp_path):

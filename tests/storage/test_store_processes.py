@@ -69,7 +69,7 @@ def test_killed_writers_lose_at_most_what_they_were_writing(tmp_path):
     """
     reported = set(run(script, str(tmp_path)).split())
     opened = Store.open(tmp_path, BIG)
-    assert opened.damaged() == {}
+    assert opened.find_damaged() == {}
     held = {key.arch for key in opened.keys()}  # noqa: SIM118
     assert len(reported) > 20 and reported <= held
     assert len(held - reported) <= 20
@@ -100,7 +100,7 @@ def test_two_writers_of_the_same_keys(tmp_path):
     run(script, str(tmp_path))
     opened = Store.open(tmp_path)
     assert [key.arch for key in opened.keys()] == ["0", "1", "2", "3", "4"]  # noqa: SIM118
-    assert not opened.damaged() and not temporary_files(tmp_path)
+    assert not opened.find_damaged() and not temporary_files(tmp_path)
 
 
 def test_a_limit_of_the_system_on_writing_loses_nothing(tmp_path):
@@ -117,5 +117,5 @@ def test_a_limit_of_the_system_on_writing_loses_nothing(tmp_path):
     """
     assert "what was stored before is intact" in run(script, str(tmp_path))
     opened = Store.open(tmp_path)
-    assert opened.keys() == [Key("a", 0)] and not opened.damaged()
+    assert opened.keys() == [Key("a", 0)] and not opened.find_damaged()
     assert not temporary_files(tmp_path)
