@@ -18,7 +18,7 @@ import scipy.stats
 
 from bqnes_jax.data import corrupt, load
 from bqnes_jax.data.corruptions import blur, digital, noise, weather
-from bqnes_jax.data.corruptions.common import at, to_bytes, to_pixels, uniform
+from bqnes_jax.data.corruptions.common import look_up, to_bytes, to_pixels, uniform
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
 
@@ -94,7 +94,7 @@ def test_deterministic_ones_agree_with_the_peer(name):
     # Sizes at which nothing ends exactly between pixels: rounding errors would decide.
     images = enlarged(photographs()[:16], *((32, 32) if name == "pixelate" else (37, 45)))
     function, table, limit = AS_IMAGENET[name]
-    ours = jax.jit(lambda x, s: to_bytes(function(to_pixels(x), *at(s, table))))
+    ours = jax.jit(lambda x, s: to_bytes(function(to_pixels(x), *look_up(s, table))))
     for severity in range(1, len(table) + 1):
         error = distance(ours(images, severity), by_peer(name, images, severity))
         assert error <= limit, severity
@@ -210,7 +210,7 @@ def test_random_ones_agree_with_the_peer_in_distribution(name, key):
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None, None))
     def ours(key, images, row):
-        return to_bytes(function(key, to_pixels(images), *at(row, tuple(table))))
+        return to_bytes(function(key, to_pixels(images), *look_up(row, tuple(table))))
 
     for row, severity in enumerate((2, 4), 1):
         theirs = np.stack([by_peer(name, images, severity, seed) for seed in range(repeats)])

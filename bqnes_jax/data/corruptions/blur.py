@@ -13,14 +13,14 @@ from bqnes_jax.data.corruptions.common import (
     Setting,
     along_columns,
     along_rows,
-    at,
     clamp,
     corruption,
+    cut_to_whole,
     gaussian_map,
+    look_up,
     neighbours,
     reflect,
     uniform,
-    whole,
     zoom_map,
 )
 from bqnes_jax.types import PRNGKey
@@ -30,14 +30,14 @@ from bqnes_jax.types import PRNGKey
 def defocus_blur(key, images, severity):
     """Blur by a disk, as a lens out of focus does; the same whatever the key."""
     table = (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)
-    return blur_by_disk(images, *at(severity, table), reach=3)
+    return blur_by_disk(images, *look_up(severity, table), reach=3)
 
 
 @corruption
 def glass_blur(key, images, severity):
     """Blur, let pixels take those of others nearby, blur again."""
     table = (0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)
-    return look_through_glass(key, images, *at(severity, table), reach=2)
+    return look_through_glass(key, images, *look_up(severity, table), reach=2)
 
 
 @corruption
@@ -45,7 +45,7 @@ def motion_blur(key, images, severity):
     """Blur along a line, at an angle from −45° to 45° of each image's own."""
     table = (6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)
     angles = jnp.pi / 4 * (2 * uniform(key, images.shape[:1]) - 1)
-    return blur_by_motion(images, angles, *at(severity, table))
+    return blur_by_motion(images, angles, *look_up(severity, table))
 
 
 @corruption
@@ -54,13 +54,13 @@ def zoom_blur(key, images, severity):
 
     There are as many as NumPy's `arange(1, 1.06, 0.01)`, `arange(1, 1.11, 0.01)`, … have.
     """
-    return average_zooms(images, 0.01, at(severity, (7, 12, 16, 21, 26)))
+    return average_zooms(images, 0.01, look_up(severity, (7, 12, 16, 21, 26)))
 
 
 @corruption
 def gaussian_blur(key, images, severity):
     """Blur by a Gaussian; the same whatever the key."""
-    return blur_by_gaussian(images, at(severity, (0.4, 0.6, 0.7, 0.8, 1.0)), reach=4)
+    return blur_by_gaussian(images, look_up(severity, (0.4, 0.6, 0.7, 0.8, 1.0)), reach=4)
 
 
 def blur_by_gaussian(images: Pixels, sigma: Setting, reach: int) -> Pixels:
@@ -109,7 +109,7 @@ def look_through_glass(
     its turn already, its own source is followed, for all pixels at once.
     """
     n, height, width, channels = images.shape
-    images = whole(blur_by_gaussian(images, sigma, reach) * 255) / 255
+    images = cut_to_whole(blur_by_gaussian(images, sigma, reach) * 255) / 255
     distance = jnp.asarray(distance).astype(jnp.int32)
     place = jnp.arange(height * width, dtype=jnp.int32)
     row, column = place // width, place % width

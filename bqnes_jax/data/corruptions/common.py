@@ -75,15 +75,15 @@ def to_pixels(images: Bytes) -> Pixels:
 
 def to_bytes(pixels: Pixels) -> Bytes:
     """Cut values off at 0 and 1, and what is left of them to whole bytes."""
-    return whole(jnp.clip(pixels, 0, 1) * 255).astype(jnp.uint8)
+    return cut_to_whole(jnp.clip(pixels, 0, 1) * 255).astype(jnp.uint8)
 
 
-def whole(values: Float32[Array, "..."]) -> Float32[Array, "..."]:
+def cut_to_whole(values: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """Cut off to whole numbers; a value that rounding errors put just below one counts as it."""
     return jnp.floor(values + 1e-3)
 
 
-def at(severity: Int32[Array, ""], table: tuple) -> Float32[Array, "*settings"]:
+def look_up(severity: Int32[Array, ""], table: tuple) -> Float32[Array, "*settings"]:
     """Look settings up; a traced severity that has none gets the nearest."""
     return jnp.asarray(table, jnp.float32)[jnp.clip(severity, 1, len(table)) - 1]
 

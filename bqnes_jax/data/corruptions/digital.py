@@ -14,9 +14,9 @@ from bqnes_jax.data.corruptions.common import (
     Setting,
     along_columns,
     along_rows,
-    at,
     corruption,
     gaussian_map,
+    look_up,
     luminance,
     reflect,
     uniform,
@@ -50,7 +50,7 @@ _FROM_CHROMA = np.array([[0, 1.402], [-0.344136286, -0.714136286], [1.772, 0]])
 @corruption
 def contrast(key, images, severity):
     """Lower the contrast; the same whatever the key."""
-    return lower_contrast(images, at(severity, (0.75, 0.5, 0.4, 0.3, 0.15)))
+    return lower_contrast(images, look_up(severity, (0.75, 0.5, 0.4, 0.3, 0.15)))
 
 
 @corruption
@@ -62,7 +62,7 @@ def saturate(key, images, severity):
     severity 3, then darker.
     """
     table = (0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)
-    return change_saturation(images, *at(severity, table))
+    return change_saturation(images, *look_up(severity, table))
 
 
 @corruption
@@ -79,19 +79,19 @@ def elastic_transform(key, images, severity):
         (0.1, 0.03, 0.03),
     )
     side = min(images.shape[1:3])
-    return distort(key, images, *(side * at(severity, table)), reach=round(0.6 * side))
+    return distort(key, images, *(side * look_up(severity, table)), reach=round(0.6 * side))
 
 
 @corruption
 def pixelate(key, images, severity):
     """Shrink the image and enlarge it again; the same whatever the key."""
-    return coarsen(images, at(severity, (0.95, 0.9, 0.85, 0.75, 0.65)))
+    return coarsen(images, look_up(severity, (0.95, 0.9, 0.85, 0.75, 0.65)))
 
 
 @corruption
 def jpeg_compression(key, images, severity):
     """Compress the image as a JPEG file, and read it back; the same whatever the key."""
-    return compress(images, at(severity, (80, 65, 58, 50, 40)))
+    return compress(images, look_up(severity, (80, 65, 58, 50, 40)))
 
 
 def lower_contrast(images: Pixels, factor: Setting) -> Pixels:

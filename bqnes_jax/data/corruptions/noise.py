@@ -3,32 +3,32 @@
 import jax
 import jax.numpy as jnp
 
-from bqnes_jax.data.corruptions.common import Pixels, Setting, at, corruption, normal, uniform
+from bqnes_jax.data.corruptions.common import Pixels, Setting, corruption, look_up, normal, uniform
 from bqnes_jax.types import PRNGKey
 
 
 @corruption
 def gaussian_noise(key, images, severity):
     """Add normal noise, as poor light does."""
-    return add_noise(key, images, at(severity, (0.04, 0.06, 0.08, 0.09, 0.10)))
+    return add_noise(key, images, look_up(severity, (0.04, 0.06, 0.08, 0.09, 0.10)))
 
 
 @corruption
 def shot_noise(key, images, severity):
     """Count photons instead of measuring light: Poisson noise."""
-    return count_photons(key, images, at(severity, (500, 250, 100, 75, 50)))
+    return count_photons(key, images, look_up(severity, (500, 250, 100, 75, 50)))
 
 
 @corruption
 def impulse_noise(key, images, severity):
     """Set values to black or white here and there."""
-    return add_impulses(key, images, at(severity, (0.01, 0.02, 0.03, 0.05, 0.07)))
+    return add_impulses(key, images, look_up(severity, (0.01, 0.02, 0.03, 0.05, 0.07)))
 
 
 @corruption
 def speckle_noise(key, images, severity):
     """Add normal noise that grows with the light."""
-    return add_speckles(key, images, at(severity, (0.06, 0.10, 0.12, 0.16, 0.20)))
+    return add_speckles(key, images, look_up(severity, (0.06, 0.10, 0.12, 0.16, 0.20)))
 
 
 def add_noise(key: PRNGKey, images: Pixels, sigma: Setting) -> Pixels:

@@ -15,14 +15,14 @@ from bqnes_jax.data.corruptions.common import (
     Setting,
     along_columns,
     along_rows,
-    at,
     corruption,
+    cut_to_whole,
+    look_up,
     luminance,
     neighbours,
     normal,
     tint,
     uniform,
-    whole,
     zoom_map,
 )
 from bqnes_jax.types import PRNGKey
@@ -52,7 +52,7 @@ def snow(key, images, severity):
         (0.25, 0.3, 2.25, 0.60, 12, 6, 0.85),
         (0.30, 0.3, 1.25, 0.65, 14, 12, 0.80),
     )
-    return let_snow(key, images, *at(severity, table))
+    return let_snow(key, images, *look_up(severity, table))
 
 
 @corruption
@@ -63,20 +63,20 @@ def frost(key, images, severity):
     colours and contrasts of those photographs: moments agree, shapes do not.
     """
     table = (1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)
-    return cover_with_frost(key, images, *at(severity, table))
+    return cover_with_frost(key, images, *look_up(severity, table))
 
 
 @corruption
 def fog(key, images, severity):
     """Add fog of a fractal shape, and darken all so that the brightest is no brighter."""
     table = (0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)
-    return add_fog(key, images, *at(severity, table))
+    return add_fog(key, images, *look_up(severity, table))
 
 
 @corruption
 def brightness(key, images, severity):
     """Make the image brighter, with the colours it has; the same whatever the key."""
-    return brighten(images, at(severity, (0.05, 0.10, 0.15, 0.20, 0.30)))
+    return brighten(images, look_up(severity, (0.05, 0.10, 0.15, 0.20, 0.30)))
 
 
 @corruption
@@ -92,7 +92,7 @@ def spatter(key, images, severity):
         (0.65, 0.1, 0.7, 0.69, 0.6, 1),
         (0.65, 0.1, 0.5, 0.68, 0.6, 1),
     )
-    return splash(key, images, *at(severity, table), reach=4)
+    return splash(key, images, *look_up(severity, table), reach=4)
 
 
 def let_snow(
@@ -116,7 +116,7 @@ def let_snow(
     flakes = along_rows(zoom_map(width, size), along_columns(zoom_map(height, size), flakes))
     flakes = jnp.where(flakes < threshold, 0, jnp.clip(flakes, 0, 1))
     angles = jnp.pi / 4 * (-3 + 2 * uniform(angle_key, (n,)))  # from −135° to −45°
-    flakes = blur_by_motion(whole(flakes * 255) / 255, angles, radius, smoothness)
+    flakes = blur_by_motion(cut_to_whole(flakes * 255) / 255, angles, radius, smoothness)
     flakes = jnp.round(flakes * 255) / 255
     white = jnp.maximum(images, luminance(images) * 1.5 + 0.5)
     return clearness * images + (1 - clearness) * white + flakes + flakes[:, ::-1, ::-1]
@@ -227,7 +227,7 @@ def _with_mud(images, wet, smoothness, reach: int) -> Pixels:
 
 
 def _with_water(images, liquid, strength) -> Pixels:
-    liquid = whole(jnp.clip(liquid[..., 0], 0, 1) * 255)
+    liquid = cut_to_whole(jnp.clip(liquid[..., 0], 0, 1) * 255)
     drops = liquid * relief(liquid)
     most = drops.max((1, 2), keepdims=True)
     # An image without any drop stays as it is; the published program divides 0 by 0 there.
