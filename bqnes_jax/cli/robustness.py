@@ -7,7 +7,7 @@ import numpy as np
 import tyro
 
 from bqnes_jax.cli.shell import (
-    given_family,
+    import_family,
     interruptible,
     prepare_jax,
     progress_bar,
@@ -45,7 +45,7 @@ class RobustnessCommand:
     def __call__(self) -> None:
         """Measure, print the table, and write the report again."""
         prepare_jax()
-        run = Run.load(self.run, family=given_family(self.family))
+        run = Run.load(self.run, family=import_family(self.family))
         farewell = f"Stopped. What was measured is in {self.run}; the same command goes on."
         interruptible(lambda: self._study(run), farewell)
 

@@ -16,7 +16,7 @@ from bqnes_jax.cli.shell import (
     cluster_of,
     complain,
     console,
-    given_family,
+    import_family,
     interruptible,
     join_hosts,
     prepare_jax,
@@ -197,7 +197,7 @@ class ReselectCommand:
         from bqnes_jax.report import row_of  # matplotlib takes a second to import
 
         prepare_jax()
-        run = Run.load(self.run, family=given_family(self.family))
+        run = Run.load(self.run, family=import_family(self.family))
         ensemble = run.ensemble(self.size, self.method, calibrate=self.calibrate)
         single = run.ensemble(1, "top")
         rows = [row_of(single, "Best single"), row_of(ensemble, ensemble.method)]
@@ -237,7 +237,7 @@ class PredictCommand:
         prepare_jax()
         inputs = _read_array(self.input, "inputs")
         labels = None if self.labels is None else _read_array(self.labels, "labels")
-        run = Run.load(self.run, family=given_family(self.family))
+        run = Run.load(self.run, family=import_family(self.family))
         probabilities = np.asarray(run.saved_ensemble().predict(inputs))
         score = None if labels is None else _score(probabilities, labels)
         shown, csv = probabilities, _csv(probabilities)
@@ -316,7 +316,7 @@ class ReportCommand:
         from bqnes_jax.report import write_report
 
         prepare_jax()
-        say(str(write_report(Run.load(self.run, family=given_family(self.family)))))
+        say(str(write_report(Run.load(self.run, family=import_family(self.family)))))
 
 
 def _show_metrics(rows: Sequence["Row"], title: str) -> None:

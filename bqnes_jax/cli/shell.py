@@ -69,7 +69,7 @@ def warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-def given_family(name: str | None) -> NetworkFamily | None:
+def import_family(name: str | None) -> NetworkFamily | None:
     """Import the family that a flag names; a run knows those of the package itself."""
     if name is None:
         return None
@@ -138,7 +138,7 @@ class _Count(ProgressColumn):
     """How many are done, and of how many, once that is known."""
 
     def render(self, task: Task) -> Text:
-        """Write it."""
+        """Return it as 4/40."""
         return Text("" if task.total is None else f"{int(task.completed)}/{int(task.total)}")
 
 
@@ -146,7 +146,7 @@ class _Left(ProgressColumn):
     """How long it will take, by what was done since the first were: nothing until that is known."""
 
     def render(self, task: Task) -> Text:
-        """Write it."""
+        """Return it as 0:01:30 left."""
         total = None if task.total is None else float(task.total)
         begun, seen = task.fields.get("begun"), task.fields.get("seen")
         left = estimate_left(begun, seen, total, time.monotonic())
@@ -161,9 +161,8 @@ def estimate_left(
 ) -> float | None:
     """Return in how many seconds all will be done; None where nothing tells.
 
-    It counts down between two marks; what is overdue takes nobody knows how long, such as another
-    program to compile. What came before the first mark was compiling
-    for the most part, and is no measure of what follows.
+    It counts down between two marks. Nothing tells when the next mark is overdue: another program
+    may be compiling. The time before the first mark is left out, because most of it is compiling.
 
     Example:
         >>> estimate_left((10, 30.0), (20, 40.0), 40.0, now=44.0)

@@ -19,7 +19,7 @@ from bqnes_jax.report.members import why_these_members
 from bqnes_jax.report.rivals import compare
 from bqnes_jax.report.shift import under_shift
 from bqnes_jax.report.table import check_trained, name_of
-from bqnes_jax.report.trust import can_it_be_trusted, check_run, differently
+from bqnes_jax.report.trust import can_it_be_trusted, check_run, explain_differences
 from bqnes_jax.report.worth import look_at_search, was_it_worth_it
 from bqnes_jax.runs import Ensemble, Run
 
@@ -49,7 +49,7 @@ def write_report(run: Run, directory: str | os.PathLike[str] | None = None) -> P
         after = [
             why_these_members(ensemble),
             was_it_worth_it(ensemble, searched),
-            can_it_be_trusted(checks, differently(ensemble, compared)),
+            can_it_be_trusted(checks, explain_differences(ensemble, compared)),
             how_to_do_it_again(ensemble),
         ]
         cost = at_which_cost(ensemble, timing.result()())  # alone: nothing else is computed now

@@ -58,7 +58,7 @@ def check_run(ensemble: Ensemble, compared: Sequence[Compared], searched: Search
     return list(_checks(ensemble, compared, searched))
 
 
-def differently(ensemble: Ensemble, compared: Sequence[Compared]) -> list[str]:
+def explain_differences(ensemble: Ensemble, compared: Sequence[Compared]) -> list[str]:
     """Say what went differently in the search, in the ensemble, and in its rivals."""
     rivals = [(one.rival.name, one.rival.status) for one in compared[1:]]
     return [*ensemble.warnings(), *explain_each(rivals)]
