@@ -122,7 +122,7 @@ def _calibrate(log_probs: Float[Array, "n C"], labels: Int[Array, " n"], folds: 
 
 
 def calibrated_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> Float[Array, ""]:
-    """Log-likelihood per point at the best temperature, as Ashukha et al. (2020) compare ensembles.
+    """Return the log-likelihood per point at the best temperature, as Ashukha et al. (2020) do.
 
     The points are halved; each half is judged at the temperature that fits the other. What is left
     to tell ensembles apart is not that one of them is too sure, which a temperature cures.
@@ -264,7 +264,7 @@ def _predict_left_out(
         found, points = fold
         members = classes[found.members[:, None], points].astype(dtype)
         members = jax.nn.log_softmax(members, axis=-1)
-        # Of members without a weight nothing counts, not even that they failed.
+        # A member without a weight has no part in it, even if it failed.
         members = jnp.where(found.weights[:, None, None] > 0, members, 0)
         return ensemble_log_probabilities(found.weights, members, pool=found.pool)
 

@@ -91,7 +91,7 @@ def explain_each(statuses: Iterable[tuple[str, Status]]) -> list[str]:
 
 
 def flag(condition: Bool[Array, ""], status: Status) -> Int32[Array, ""]:
-    """The status where the condition holds, otherwise OK; combine them with `|`."""
+    """Return the status where the condition holds, otherwise OK; combine them with `|`."""
     return jnp.where(condition, jnp.int32(status), jnp.int32(0))
 
 

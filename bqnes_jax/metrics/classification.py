@@ -31,7 +31,7 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) 
 
 
 def log_likelihood(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False) -> jax.Array:
-    """Log-likelihood summed over the points, Σ_i log p_i(y_i).
+    """Sum the log-likelihood over the points, Σ_i log p_i(y_i).
 
     A label of probability 0 makes it -inf. In float32 a probability below exp(-103) is 0: where
     predictions are that sure, give their logarithms.
@@ -49,7 +49,7 @@ def log_likelihood(probabilities: ArrayLike, labels: ArrayLike, *, log: bool = F
 def mean_log_likelihood(
     probabilities: ArrayLike, labels: ArrayLike, *, log: bool = False
 ) -> jax.Array:
-    """Log-likelihood per point, (1/n) Σ_i log p_i(y_i).
+    """Average the log-likelihood over the points, (1/n) Σ_i log p_i(y_i).
 
     Example:
         >>> round(float(mean_log_likelihood(jnp.array([[0.5, 0.5]]), jnp.array([0]))), 4)

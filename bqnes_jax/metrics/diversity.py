@@ -19,7 +19,7 @@ class Disagreement(NamedTuple):
 
 
 def disagreement(member_probabilities: ArrayLike, *, log: bool = False) -> Disagreement:
-    """How often members (N, n, C) predict different classes, in pairs and on average.
+    """Return how often members (N, n, C) predict different classes, in pairs and on average.
 
     D_ab = (1/n) Σ_i 1[argmax_c p_aic ≠ argmax_c p_bic]; a member's own number is the mean of D_ab
     over the N - 1 others, and 0 for a member that is alone.
@@ -33,7 +33,7 @@ def disagreement(member_probabilities: ArrayLike, *, log: bool = False) -> Disag
 
 
 def mutual_information(member_probabilities: ArrayLike, *, log: bool = False) -> jax.Array:
-    """How much is left to know about the class, at each point, by knowing which member is right.
+    """Return how much the class of each point depends on which member is right.
 
     H((1/N) Σ_m p_m) - (1/N) Σ_m H(p_m) in nats, of shape (n,): 0 where members (N, n, C) say the
     same, at most the smaller of log N and log C.

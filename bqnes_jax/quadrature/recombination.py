@@ -150,7 +150,7 @@ def _choose(
 
 
 def _depth(count: int, roots: int) -> int:
-    """How often the roots must be doubled to be as many as `count`."""
+    """Return how often the roots must be doubled to be as many as `count`."""
     return (-(-count // roots) - 1).bit_length()
 
 

@@ -65,12 +65,12 @@ def best_mixture(probs: Float[Array, "N n"], usable: Bool[Array, " N"]) -> Optim
 
 
 def tolerance(dtype: jnp.dtype) -> float:
-    """The gap at which an optimum is found: well above what rounding leaves."""
+    """Return the gap at which an optimum is found: well above what rounding leaves."""
     return 1e-9 if dtype == jnp.float64 else 1e-5
 
 
 def _aim(dtype: jnp.dtype) -> float:
-    """The gap at which to stop: near what rounding leaves."""
+    """Return the gap at which to stop: near what rounding leaves."""
     return 1e-9 if dtype == jnp.float64 else 5e-7
 
 

@@ -218,7 +218,7 @@ def _graph(edges: Int32[Array, "2 4 2 2"]) -> jraph.GraphsTuple:
     outputs = np.broadcast_to((first + _VERTICES - 1)[:, None, None], own.shape)
     source, operation = edges[..., 0], edges[..., 1]
 
-    # What comes from a node comes from both operations on it, what comes from an input from one.
+    # A node is the sum of two operations, and both point to what uses it; an input stands alone.
     of_node = source >= INPUTS
     start = jnp.where(of_node, INPUTS + INPUTS * (source - INPUTS), source)
     start = start + first[:, None, None]
