@@ -45,7 +45,7 @@ class RunCommand:
     The same command goes on with a run that was stopped; with a larger --budget it trains more.
 
     Args:
-        preset: what the other flags are by default: tiny (digits, two minutes on two cores), small
+        preset: what the other flags are by default: tiny (digits, a minute on two cores), small
             (larger networks, ten minutes), paper (CIFAR-100, for accelerators), reference (as
             paper, with the choices of the published code).
         config: a YAML or JSON file with flags that differ from the preset, nested as their names
