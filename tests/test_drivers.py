@@ -13,9 +13,9 @@ from bqnes_jax.drivers import Recorded, loop, loop_all, scan
 from bqnes_jax.spaces import Product
 from bqnes_jax.surrogates import FitConfig
 from bqnes_jax.tables import evaluator
+from tests.algorithms.test_algorithms import table
 from tests.conftest import all_but_slow
 from tests.helpers.toy import GRID, Polynomial
-from tests.algorithms.test_algorithms import table
 
 WIDE = Product(**{f"c{i}": (0, 1, 2, 3, 4) for i in range(12)})  # cannot be listed
 SETTING = {"initial": 4, "batch": 2, "population": 5, "temperature": 1.0}

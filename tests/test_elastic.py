@@ -15,8 +15,8 @@ from bqnes_jax.drivers import loop
 from bqnes_jax.elastic import Arrived, Asked, OnExecutor, drive, drive_all
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.tables import evaluator
-from tests.helpers.toy import GRID
 from tests.algorithms.test_algorithms import table
+from tests.helpers.toy import GRID
 from tests.test_drivers import WIDE, evaluate_wide, setting_of
 
 SPACES = pytest.mark.parametrize(
