@@ -288,7 +288,7 @@ def test_the_variational_distribution_uses_it_too(temperature, monkeypatch):
     def ask(*_, temperature):
         raise AskedError(temperature)
 
-    monkeypatch.setattr(algorithms, "fit_mean_field", ask)
+    monkeypatch.setattr(algorithms.whole_space, "fit_mean_field", ask)
     run = algorithms.make("NES-BS", GRID, 2, config=SearchConfig(**SEARCH, temperature=temperature))
     with pytest.raises(AskedError) as asked:
         run(jax.random.key(0), evaluator(table(), GRID))
