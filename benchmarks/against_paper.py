@@ -174,6 +174,11 @@ def keep(path: Path, setting: dict, results: Results, **more: object) -> None:
     write(path, setting | {"versions": versions, "results": results} | more)
 
 
+def as_arrays(content: dict[str, list]) -> Results:
+    """Return results as they were read from a file."""
+    return {row: np.array(values, float) for row, values in content.items()}
+
+
 def kept(path: Path, setting: dict) -> dict | None:
     """Read the results of a data set, if they were made in that setting.
 

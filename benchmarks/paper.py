@@ -33,6 +33,7 @@ from against_paper import (
     SURROGATES,
     Metric,
     Results,
+    as_arrays,
     as_markdown,
     deviations,
     from_rows,
@@ -44,12 +45,10 @@ from against_paper import (
     tally,
 )
 from claims import CLAIMS, SIZES
-from jax import lax
-from shared import RESULTS, companion, console, one_sentence, show
+from shared import RESULTS, console, make_repeats, one_sentence, show
 
 from bqnes_jax import tables
-from bqnes_jax.candidates import SearchConfig, make
-from bqnes_jax.drivers import scan
+from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.nats_bench import DATASETS, SEEDS
@@ -66,7 +65,6 @@ LIKE = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHE
 RECIPES = {  # of tables of cells that were trained here
     "digits": "8×8 pixels; C = 4, N = 1 instead of 16 and 5; 150 steps of 64",
     "cifar10": "16×16 pixels; C = 8, N = 1 instead of 16 and 5; 2,000 steps of 64",
-    "cifar100": "16×16 pixels; C = 8, N = 1 instead of 16 and 5; 2,000 steps of 64",
 }
 CENTRES = (
     "ECE compares the accuracy in each of ten bins with the centre of the bin, as the paper's code "
@@ -181,12 +179,13 @@ def describe_table(name: str) -> dict:
     return {
         "cells": space.size,
         "images": [table.train_points, table.log_probs.shape[1], len(labels)],
-        "trained again": _numbers_of(companion(name, "again")),
+        "trained again": [one.space.size for one in retrained.trainings(name)[1:]],
     }
 
 
-def _numbers_of(path: Path | None) -> int:
-    return 0 if path is None else tables.read(path).space.size
+def trainings(name: str, options: Options) -> tuple[Tabulated, ...]:
+    """Return what there is of cells that were trained twice; of published ones there is nothing."""
+    return retrained.trainings(name) if options.data == "live" else ()
 
 
 def search_config(size: int, data: str = "live") -> SearchConfig:
@@ -264,13 +263,8 @@ setting_of_cells = make_setting(imported.describe_store, scaled_down_searches, e
 def measure_surrogates(name: str, options: Options) -> dict:
     def score(space: Subset, table: Losses) -> Results:
         config = search_config(space.size, options.data)
-        strategy = make("us", space, config=config)
         keys = jax.random.split(jax.random.key(0), options.seeds)
-        look_up = evaluator(table, space)
-        search = jax.jit(
-            lambda keys: lax.map(lambda key: scan(strategy, config, key, look_up), keys)
-        )
-        searched = search(keys)
+        searched = jax.jit(make_repeats("us", config, space))(keys, evaluator(table, space))
         indices = space.index(searched.history.archs)
         temperature = float(searched.trace.temperature[0, -1])
         test = jnp.argsort(-table.log_likelihoods)[:: stride(space.size)]
@@ -281,7 +275,7 @@ def measure_surrogates(name: str, options: Options) -> dict:
             for model, warp in surrogates.MODELS.items()
         }
 
-    twice = [score(*one[:2]) for one in trained_twice(name, options)]
+    twice = [score(*one[:2]) for one in trainings(name, options)]
     return {"results": score(*losses(name, options)), "twice": twice}
 
 
@@ -303,16 +297,10 @@ def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
             called = {algorithm: name for name, algorithm in names.items()}
             return from_rows([row._replace(algorithm=called[row.algorithm]) for row in rows])
 
-        twice = [compare(one) for one in trained_twice(name, options)]
+        twice = [compare(one) for one in trainings(name, options)]
         return {"results": compare(*surface(name, options)), "twice": twice}
 
     return measure
-
-
-def trained_twice(name: str, options: Options) -> tuple[Tabulated, ...]:
-    """Return what there is of cells that were trained once more: both trainings, or nothing."""
-    path = companion(name, "again") if options.data == "live" else None
-    return () if path is None else retrained.by_either(tables.find(name), tables.read(path))
 
 
 def of_slices(options: Options, kind: type):
@@ -388,10 +376,6 @@ def result_of(name: str, options: Options) -> dict:
         console.print(f"{options.table} on {name}")
         keep(path, setting, **table.measure(name, options))
     return kept(path, setting)
-
-
-def as_arrays(content: dict[str, list]) -> Results:
-    return {row: np.array(values, float) for row, values in content.items()}
 
 
 def report(name: str, content: dict, options: Options) -> str:

@@ -6,7 +6,9 @@ these cells twice, with the same keys, and what a lead differs by is the trainin
 """
 
 import numpy as np
+from shared import companion
 
+from bqnes_jax import tables
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import Subset
 from bqnes_jax.tables import Tabulated
@@ -31,10 +33,14 @@ def restrict(tabulated: Tabulated, space: Subset) -> Tabulated:
     return Tabulated(space, table._replace(**own), labels)
 
 
-def by_either(tabulated: Tabulated, again: Tabulated) -> tuple[Tabulated, Tabulated]:
-    """Return the cells that were trained twice, by the first training and by the second."""
+def trainings(name: str) -> tuple[Tabulated, ...]:
+    """Return the cells of a table that were trained twice, by either training, or nothing."""
+    path = companion(name, "again")
+    if path is None:
+        return ()
+    again = tables.read(path)
     assert isinstance(again.space, Subset)
-    return restrict(tabulated, again.space), again
+    return restrict(tables.find(name), again.space), again
 
 
 def deviation(first: np.ndarray, second: np.ndarray) -> float:

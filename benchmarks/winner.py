@@ -23,9 +23,8 @@ import numpy as np
 import retrained
 import tyro
 from against_paper import as_markdown
-from shared import RESULTS, companion, console, one_sentence, show, with_error, write
+from shared import RESULTS, console, one_sentence, show, with_error, write
 
-from bqnes_jax import tables
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.files import write_whole
@@ -85,7 +84,7 @@ def measure(name: str, options: Options, path: Path) -> dict:
         raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
     same = {"seeds": options.seeds, "cells": tabulated.space.size}
     known = json.loads(path.read_text()) if path.exists() else {}
-    content = known if known.get("of") == same else {"of": same, "results": {}, "twice": {}}
+    content = known if known.get("of") == same else {"of": same, "results": {}, "twice": []}
     measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
     content["gates"] = [[gate.asks, np.array(gate.value), gate.bound] for gate in measured]
     show(f"{name}: gates", ["gate", "value", "wanted", ""], gates.lines(measured))
@@ -104,9 +103,8 @@ def measure(name: str, options: Options, path: Path) -> dict:
             )
             results |= as_results(rows, budget)
             write(path, content)
-    again = companion(name, "again")
-    if again is not None and not content["twice"]:
-        content["twice"] = measure_twice(tabulated, tables.read(again), options)
+    if not content["twice"]:
+        content["twice"] = measure_twice(retrained.trainings(name), options)
     write(path, content)
     return content
 
@@ -128,12 +126,12 @@ def as_results(rows: Sequence[Row], budget: int) -> Results:
     return results
 
 
-def measure_twice(tabulated: Tabulated, again: Tabulated, options: Options) -> list[Results]:
+def measure_twice(trainings: Sequence[Tabulated], options: Options) -> list[Results]:
     """Return what all pairs reach among the cells that were trained twice, by either training."""
-    budget = min(options.budgets[0], again.space.size // 2)
     names = sorted({f"{s}+{m}" for s in STRATEGIES for m in options.methods} | {*RIVALS.values()})
     found = []
-    for one in retrained.by_either(tabulated, again):
+    for one in trainings:
+        budget = min(options.budgets[0], one.space.size // 2)
         console.print(f"{one.space.size} cells that were trained twice", style="dim")
         given = names, SIZES, options.seeds
         rows = compare_on_table(one, *given, config=config_of(budget), calibrated=True)
