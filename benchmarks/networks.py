@@ -2,7 +2,9 @@
 
 For tables of cells: the spread of test accuracies, their rank correlation with NAS-Bench-201's on
 CIFAR-10, how much of it is noise from seed to seed, and the test log-likelihood of ensembles beside
-that of the network that is best on the validation data.
+that of the network that is best on the validation data. Where cells were trained from several
+weight seeds, searches among all of these networks tell what a deep ensemble, which is the best cell
+several times, is worth beside ensembles of different cells.
 
     python benchmarks/networks.py digits cifar10
 """
@@ -23,6 +25,9 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.spaces import count_seeds
 from bqnes_jax.studies.comparison import compare_on_table
 from bqnes_jax.tables import Tabulated
+
+ALONE = ("Best single", "NES-RE", "BQ-S", "BQ-L")
+SEVERAL = ("Deep ensemble", "BQ-W", "NES-RE", "BQ-S", "BQ-L")
 
 
 @dataclass(frozen=True)
@@ -57,23 +62,44 @@ def noise(seeded: Tabulated | None) -> tuple[float, float]:
     return float(np.sqrt(within)), float(np.sqrt(max(between, 0)))
 
 
+def team_up(tabulated: Tabulated, names: tuple[str, ...], sizes: tuple[int, ...], searches: int):
+    """Return the test log-likelihoods of ensembles, from at most half of the networks."""
+    config = SearchConfig(budget=min(SearchConfig().budget, tabulated.space.size // 2))
+    rows = compare_on_table(tabulated, names, sizes, searches, config=config)
+    return {f"{row.algorithm}, {row.size}": row.log_likelihood for row in rows}
+
+
 def judge(name: str, options: Options) -> dict:
     tabulated, seeded = gates.read(name)
     space = tabulated.space
     test = accuracies(tabulated)
     published = np.asarray(tables.nb201_proxy("cifar10").accuracies)[list(space.numbers)]
     within, between = noise(seeded)
-    config = SearchConfig(budget=min(150, space.size // 2))
-    names = ("Best single", "NES-RE", "BQ-S", "BQ-L")
-    rows = compare_on_table(tabulated, names, (3, 5), options.searches, config=config)
-    return {
+    found = {
         "networks": space.size,
         "accuracy": np.quantile(test, [0, 0.05, 0.5, 0.95, 1]),
         "rank_correlation": float(spearmanr(test, published).statistic),
         "seed_sd": within,
         "architecture_sd": between,
-        "log_likelihoods": {f"{row.algorithm}, {row.size}": row.log_likelihood for row in rows},
+        "log_likelihoods": team_up(tabulated, ALONE, (3, 5), options.searches),
     }
+    if seeded is not None:
+        sizes = (min(count_seeds(seeded.space), 3),)
+        found["several_seeds"] = team_up(seeded, SEVERAL, sizes, options.searches)
+    return found
+
+
+def show_log_likelihoods(field: str, what: str, results: dict, options: Options) -> None:
+    """Print the test log-likelihoods of ensembles, for the tables that have them."""
+    known = {name: result[field] for name, result in results.items() if field in result}
+    names = list(dict.fromkeys(one for found in known.values() for one in found))
+    rows = [
+        [name, *(with_error(found[one], 1) if one in found else "" for one in names)]
+        for name, found in known.items()
+    ]
+    if rows:
+        title = f"test log-likelihood, {options.searches} searches: {what}"
+        show(title, ["", *names], rows)
 
 
 def main(options: Options) -> None:
@@ -103,15 +129,8 @@ def main(options: Options) -> None:
             for name, result in results.items()
         ],
     )
-    names = list(next(iter(results.values()))["log_likelihoods"])
-    show(
-        f"test log-likelihood, {options.searches} searches",
-        ["", *names],
-        [
-            [name, *(with_error(values, 1) for values in result["log_likelihoods"].values())]
-            for name, result in results.items()
-        ],
-    )
+    show_log_likelihoods("log_likelihoods", "all cells, trained once each", results, options)
+    show_log_likelihoods("several_seeds", "some cells, several seeds of each", results, options)
     for name, result in results.items():
         single = result["log_likelihoods"]["Best single, 1"]
         better = {
