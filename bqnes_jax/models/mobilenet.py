@@ -338,7 +338,7 @@ def _norm_variables(
     """Declare weight and bias of batch norms, and mean and variance, which training has not."""
     ones, zeros = jnp.ones(shape), jnp.zeros(shape)
     weights = {
-        f"{name}_weight": module.param(f"{name}_weight", lambda _: jnp.full(shape, weight)),
+        f"{name}_weight": module.param(f"{name}_weight", lambda _: weight * ones),
         f"{name}_bias": module.param(f"{name}_bias", lambda _: zeros),
     }
     if train and not module.is_initializing():

@@ -169,7 +169,7 @@ def make_supernet(config: SupernetConfig) -> Supernet:
         params = blueprint.init(key, data.train.inputs.shape[1:])
         steps, _ = count_steps(config, len(data.train.inputs))
         state = make_optimiser(config, steps).init(params)
-        return SupernetState(params, state, jnp.int32(0), jnp.array(True))
+        return SupernetState(params, state, jnp.int32(0), jnp.bool_(True))
 
     def train(
         key: PRNGKey, state: SupernetState, data: Split, steps: int

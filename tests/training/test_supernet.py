@@ -85,6 +85,14 @@ def test_the_loss_decreases_and_steps_are_counted():
     assert np.median(losses[20:30]) < 0.6 * np.median(losses[:5])
 
 
+def test_a_state_goes_in_as_it_comes_out():
+    """Also its weak types: where one differs, the second piece is compiled anew."""
+    supernet, data, key = make_supernet(CONFIG), make_data(), jax.random.key(1)
+    begun = jax.eval_shape(supernet.init, key, data)
+    state, _ = jax.eval_shape(lambda key, state: supernet.train(key, state, data, 5), key, begun)
+    assert jax.tree.map(jax.typeof, begun) == jax.tree.map(jax.typeof, state)
+
+
 @pytest.mark.slow
 def test_pieces_are_one_go():
     """Bit for bit, though the first two pieces are single steps within an epoch of three."""
