@@ -8,6 +8,7 @@ search that sees most of the space: in each case a comparison of searches says l
     python benchmarks/gates.py cifar100.npz
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from bqnes_jax.spaces import count_seeds
 from bqnes_jax.surrogates import wsabi
 from bqnes_jax.tables import Tabulated, evaluator
 
+COLUMNS = ["gate", "value", "wanted", ""]
 CHANCES = 2  # a network that is right no more often than so many times by chance has no noise
 
 
@@ -181,7 +183,20 @@ def count_points(tabulated: Tabulated) -> int:
     return tabulated.table.log_probs.shape[1]
 
 
-def lines(gates: list[Gate]) -> list[list[str]]:
+def as_lists(gates: Sequence[Gate]) -> list:
+    """Return gates as a JSON file keeps them."""
+    return [[gate.asks, np.array(gate.value), gate.bound] for gate in gates]
+
+
+def from_lists(lists: Sequence) -> list[Gate]:
+    """Return gates that a JSON file has kept."""
+    return [
+        Gate(asks, float("nan") if value is None else float(value), bound)
+        for asks, value, bound in lists
+    ]
+
+
+def lines(gates: Sequence[Gate]) -> list[list[str]]:
     """Return the rows of a table of gates."""
     return [
         [gate.asks, f"{gate.value:.3f}", f"≤ {gate.bound:g}", "passed" if gate.passed else "failed"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import gates
 import imported
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ PUBLISHED = {"cifar100": "CIFAR-100", "imagenet16-120": "ImageNet16-120"}
 LIKE = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHED
 RECIPES = {  # of tables of cells that were trained here
     "digits": "8×8 pixels; C = 4, N = 1 instead of 16 and 5; 150 steps of 64",
-    "cifar10": "16×16 pixels; C = 8, N = 1 instead of 16 and 5; 2,000 steps of 64",
+    "cifar10": "12×12 pixels; C = 8, N = 3 instead of 16 and 5; 2,000 steps of 64",
 }
 CENTRES = (
     "ECE compares the accuracy in each of ten bins with the centre of the bin, as the paper's code "
@@ -144,7 +145,7 @@ class Table(NamedTuple):
 
     Attributes:
         title: what it is about.
-        measure: returns "results" and whatever else is kept.
+        measure: returns "results", "gates" and whatever else is kept.
         metrics: the columns.
         setting: what results depend on, with what is "scaled down" in words.
         note: what has to be said about the metrics and the paper's own numbers.
@@ -195,6 +196,14 @@ def search_config(size: int, data: str = "live") -> SearchConfig:
         raise BQNESError(f"{size} cells are too few to search in; it takes {least}.")
     temperature = TEMPERATURE if data == "nats" else None
     return SearchConfig(budget=min(SearchConfig().budget, size // 2), temperature=temperature)
+
+
+def gates_of_cells(name: str, options: Options) -> list:
+    """Measure whether cells can answer anything; published ones do as they are."""
+    if options.data == "nats":
+        return []
+    tabulated, seeded = gates.read(name)
+    return gates.as_lists(gates.measure(tabulated, seeded, search_config(tabulated.space.size), 5))
 
 
 def stride(size: int) -> int:
@@ -276,7 +285,8 @@ def measure_surrogates(name: str, options: Options) -> dict:
         }
 
     twice = [score(*one[:2]) for one in trainings(name, options)]
-    return {"results": score(*losses(name, options)), "twice": twice}
+    results = score(*losses(name, options))
+    return {"results": results, "twice": twice, "gates": gates_of_cells(name, options)}
 
 
 def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
@@ -298,7 +308,8 @@ def measure_cells(names: dict[str, str]) -> Callable[[str, Options], dict]:
             return from_rows([row._replace(algorithm=called[row.algorithm]) for row in rows])
 
         twice = [compare(one) for one in trainings(name, options)]
-        return {"results": compare(*surface(name, options)), "twice": twice}
+        results = compare(*surface(name, options))
+        return {"results": results, "twice": twice, "gates": gates_of_cells(name, options)}
 
     return measure
 
@@ -308,12 +319,21 @@ def of_slices(options: Options, kind: type):
 
 
 def measure_slices(name: str, options: Options) -> dict:
-    return {"results": from_rows(slimmable.compare(name, of_slices(options, slimmable.Options)))}
+    results = from_rows(slimmable.compare(name, of_slices(options, slimmable.Options)))
+    return {"results": results, "gates": gates_of_slices(name, options)}
+
+
+def gates_of_slices(name: str, options: Options) -> list:
+    return gates.as_lists(slimmable.measure_gates(name, options.stores))
 
 
 def measure_shift(name: str, options: Options) -> dict:
     found = *robustness.measure(name, of_slices(options, robustness.Options)), options.seeds
-    return {"results": robustness.as_results(*found), "each": robustness.by_corruption(*found)}
+    return {
+        "results": robustness.as_results(*found),
+        "each": robustness.by_corruption(*found),
+        "gates": gates_of_slices(name, options),
+    }
 
 
 TABLES = {
@@ -382,6 +402,9 @@ def report(name: str, content: dict, options: Options) -> str:
     """Print a data set's part of the table; return it as Markdown."""
     table = TABLES[options.table]
     results = as_arrays(content["results"])
+    measured = gates.from_lists(content["gates"])
+    if measured:
+        show(f"{name}: gates", gates.COLUMNS, gates.lines(measured))
     likes = list(json.loads((Path(__file__).parent / "paper.json").read_text())[options.table])
     like = LIKE.get(Path(name).stem) if LIKE.get(Path(name).stem) in likes else likes[0]
     columns, rows = lines(results, table.metrics, published(options.table, like))
@@ -396,18 +419,26 @@ def report(name: str, content: dict, options: Options) -> str:
         for claim, verdict in zip(claims, verdicts, strict=True)
     ]
     headings = ["claim", "about", "here", "ahead by"]
+    failed = [gate.asks for gate in measured if not gate.passed]
+    if failed:
+        verdict = f"No verdict: {len(failed)} gates failed ({'; '.join(failed)}). Figures alone:\n"
+        claimed = [[*row[:2], "–", row[3]] for row in claimed]
+    else:
+        held = tally(claims, [verdict for verdict, _ in verdicts])
+        verdict = f"Claims of the paper that hold here: {held}.\n"
     show("what the paper claims", headings, claimed, names=3)
+    console.print(verdict)
     scaled_down = f"Scaled down: {content['scaled down']}"
     console.print(scaled_down)
     return "\n".join(
         [
             f"## {name}\n",
+            *([as_markdown(gates.COLUMNS, gates.lines(measured))] if measured else []),
             f"Mean ± standard error over {content['seeds']} seeds; beside it the paper's numbers "
             f"for {like}.\n",
             as_markdown(columns, rows),
             f"{scaled_down} {table.note}".rstrip() + "\n",
-            "Claims of the paper that hold here: "
-            f"{tally(claims, [verdict for verdict, _ in verdicts])}.\n",
+            verdict,
             as_markdown(headings, claimed, names=3),
         ]
     )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import gates
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
@@ -22,9 +24,12 @@ from shared import RESULTS, console, one_sentence
 
 from bqnes_jax.algorithms import find
 from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.candidates.landscape import Drawn
 from bqnes_jax.cli.shell import progress_bar
+from bqnes_jax.kernels import make_kernel
 from bqnes_jax.metrics import accuracy, ece, log_likelihood
 from bqnes_jax.models import MobileNetConfig
+from bqnes_jax.quadrature import effective_size, scale_temperature
 from bqnes_jax.runs import (
     RunConfig,
     Workbench,
@@ -34,6 +39,7 @@ from bqnes_jax.runs import (
     preset_config,
 )
 from bqnes_jax.runs.fields import replace_fields
+from bqnes_jax.spaces.base import Architectures
 from bqnes_jax.studies.comparison import compare_live
 from bqnes_jax.studies.rows import Row
 
@@ -57,6 +63,8 @@ TASKS: dict[str, RunConfig] = {
 
 SEARCH = SearchConfig(batch=2)  # 10 slices to begin with, 150 in all
 
+_DRAWS, _DRAWS_KEY = 120, 1000  # uniform draws, for the gates; searches have the keys 0, 1, …
+
 LIKE = {"cifar100_subset": "CIFAR-100"}  # whose numbers in the paper stand beside; else CIFAR-10's
 
 
@@ -78,11 +86,12 @@ class Options:
     """Where to write the results, a file table5-live-<dataset>.json for each data set."""
 
 
-def open_slices(name: str, stores: Path) -> Workbench:
+def open_slices(name: str, stores: Path, *, seed: int = 0) -> Workbench:
     """Train the supernet, or read it, and open the store of its slices."""
     family, data = make_family(TASKS[name]), load_data(TASKS[name])
+    folder = stores / (f"slimmable-{name}" + (f"-{seed}" if seed else ""))
     with progress_bar(f"supernet on {name}") as progress:
-        return open_workbench(family, data, stores / f"slimmable-{name}", progress=progress)
+        return open_workbench(family, data, folder, seed=seed, progress=progress)
 
 
 def compare(name: str, options: Options) -> list[Row]:
@@ -114,6 +123,65 @@ def compare(name: str, options: Options) -> list[Row]:
             config=SEARCH,
         )
     return [Row("Largest network", 1, *np.array(metrics)), *rows]
+
+
+def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
+    """Measure on uniform draws whether slices can answer anything.
+
+    Noise is how differently two supernets rank the same slices. What one of them is better at
+    throughout no search sees, so that each one's mean is taken off first.
+    """
+    bench = open_slices(name, stores)
+    archs = bench.space.sample(jax.random.key(_DRAWS_KEY), _DRAWS)
+    values = draw(bench, archs)
+    points = len(bench.data.train.labels), len(bench.data.valid.labels)
+    texts = [bench.space.to_string(arch) for arch in np.asarray(archs)]
+    train = bench.store.predictions(texts, bench.seed).train_log_likelihoods
+    twice = np.stack([values, draw(open_slices(name, stores, seed=1), archs)], axis=1)
+    twice -= twice.mean(axis=0)
+    right = np.ones_like(twice)  # none of them is a constant
+    temperature = scale_temperature(points[1], observations=SEARCH.observations)
+    return [
+        gates.Gate(
+            "training loss / validation loss",
+            float(train.mean() / points[0] / (values.mean() / points[1])),
+            0.5,
+        ),
+        gates.Gate(
+            "sd between supernets / sd between slices", gates.noise_of(twice, right, 2), 0.5
+        ),
+        gates.Gate(
+            "effective sample size / uniform draws",
+            float(effective_size(values / temperature)) / _DRAWS,
+            0.2,
+        ),
+        gates.Gate(
+            "RMSE of the surrogate / of a constant",
+            measure_misfit(bench, archs, values, temperature),
+            1.0,
+        ),
+        gates.Gate("candidates / slices", SEARCH.budget / bench.space.size, 0.3),
+    ]
+
+
+def draw(bench: Workbench, archs: Architectures) -> np.ndarray:
+    """Return the validation log-likelihoods of slices, evaluated where they are not stored."""
+    with progress_bar("uniform draws") as progress:
+        evaluate = bench.evaluator(lambda count: progress(count, len(archs)))
+        return np.asarray(evaluate(archs).log_likelihoods, float)
+
+
+def measure_misfit(
+    bench: Workbench, archs: Architectures, values: np.ndarray, temperature: float
+) -> float:
+    """Return the surrogate's misfit at the last third of some draws, from the others."""
+    landscape = Drawn(bench.space, make_kernel(bench.space), SEARCH)
+    rows, known = landscape.rows(archs), len(archs) * 2 // 3
+    targets = jnp.asarray(values)
+    given, others = (rows[:known], targets[:known]), (rows[known:], targets[known:])
+    everywhere = jnp.ones(len(archs) - known, bool)
+    found = gates.misfit_of(landscape.kernel, given, others, everywhere, temperature, SEARCH)
+    return float(found)
 
 
 def what_was_scaled_down(name: str) -> str:

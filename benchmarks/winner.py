@@ -86,8 +86,8 @@ def measure(name: str, options: Options, path: Path) -> dict:
     known = json.loads(path.read_text()) if path.exists() else {}
     content = known if known.get("of") == same else {"of": same, "results": {}, "twice": []}
     measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
-    content["gates"] = [[gate.asks, np.array(gate.value), gate.bound] for gate in measured]
-    show(f"{name}: gates", ["gate", "value", "wanted", ""], gates.lines(measured))
+    content["gates"] = gates.as_lists(measured)
+    show(f"{name}: gates", gates.COLUMNS, gates.lines(measured))
     results: Results = content["results"]
     for budget in options.budgets:
         config = config_of(budget)
@@ -220,15 +220,12 @@ def report(name: str, content: dict, options: Options) -> str:
     """Print the tables of a data set; return them as Markdown."""
     results, budgets = content["results"], options.budgets
     names = [f"{strategy}+{method}" for strategy in STRATEGIES for method in options.methods]
-    found = [
-        gates.Gate(asks, float("nan") if value is None else float(value), bound)
-        for asks, value, bound in content["gates"]
-    ]
+    found = gates.from_lists(content["gates"])
     parts = [f"# Pairs of strategy and method on {Path(name).stem}\n"]
     parts += [
         f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
     ]
-    parts += [as_markdown(["gate", "value", "wanted", ""], gates.lines(found))]
+    parts += [as_markdown(gates.COLUMNS, gates.lines(found))]
     for column in COLUMNS:
         digits = 1 if "log" in column else 4
         columns = ["", *(f"M = {size}" for size in SIZES)]

@@ -62,9 +62,9 @@ def load(name: str, *, seeds: int = 1) -> Tabulated:
     NAS-Bench-201 among them, trained on 300 images of 8×8 digits (the preset "tiny"), and what each
     says about 600 validation and 600 test images. `bqnes tabulate --table FILE` makes it again.
 
-    "cifar10": 512 such cells, the best 64 among them and most of the others one edge away from
-    another, trained on 5,000 images of CIFAR-10 at 16×16 for 2,000 steps, and what each says about
-    1,800 validation and 1,800 test images.
+    "cifar10": 520 such cells, the best 160 among them and most of the others one edge away from
+    another, trained on 5,000 images of CIFAR-10 at 12×12 for 2,000 steps, with three cells in each
+    stage, and what each says about 1,800 validation and 1,800 test images.
 
     "digits" with seeds=3: the best 64 and 192 others of its cells, each trained from three seeds,
     the first of which are those of the table without seeds. `bqnes tabulate --count 256 --seeds 3

@@ -160,7 +160,8 @@ def test_claims_that_contradict_each_other_are_counted_apart(against):
 def as_reported(table, like):
     """Return the paper's own numbers as if every seed had given them."""
     rows = {name: [[mean for mean, _ in cells]] * 3 for name, cells in PAPER[table][like].items()}
-    return {"seeds": 3, "data": "nats", "results": rows, "architectures": 15_000, "failed": 25}
+    counts = {"architectures": 15_000, "failed": 25}
+    return {"seeds": 3, "data": "nats", "results": rows, "gates": []} | counts
 
 
 LIVE = {"data": "live", "cells": 128, "images": [4000, 500, 600]}
@@ -179,7 +180,19 @@ def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
     said = paper.report("tables/cifar10.npz", content, paper.Options("table2"))
     assert "US beats RE in LL, M = 3 | ImageNet16-120 | does not hold" in said
     assert "64 cells instead of 150, so that evolution with its population of 50 makes 14" in said
-    assert "one training of each cell" in said and "16×16 pixels" in said
+    assert "one training of each cell" in said and "12×12 pixels" in said
+
+
+def test_no_verdict_where_a_gate_fails(paper):
+    content = as_reported("table2", "CIFAR-100") | {"scaled down": ""}
+    options = paper.Options("table2", data="nats")
+    passed, failed = ["fit", 0.4, 0.5], ["noise", None, 0.5]  # what is not known does not pass
+    said = paper.report("cifar100", content | {"gates": [passed]}, options)
+    assert "| fit | 0.400 | ≤ 0.5 | passed |" in said and "that hold here: 6 of 6" in said
+    said = paper.report("cifar100", content | {"gates": [passed, failed]}, options)
+    assert "| noise | nan | ≤ 0.5 | failed |" in said and "hold here" not in said
+    assert "No verdict: 1 gates failed (noise)" in said and "| holds |" not in said
+    assert "RE beats US in accuracy, M = 10 | CIFAR-100 | – |" in said
 
 
 def test_what_is_scaled_down_in_surrogates(paper):

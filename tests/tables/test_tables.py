@@ -330,16 +330,17 @@ class TestCIFAR10:
     def test_what_it_holds(self):
         space, table, labels = tables.load("cifar10")
         assert (Path(tables.__file__).parent / "cifar10.npz").stat().st_size < 15e6
-        assert space.size == 512
-        assert table.test_log_probs.shape == table.classes.shape == (512, 1800, 10)
-        assert sorted(choose_different(512, 64, neighbours=True)) == list(space.numbers)
+        assert space.size == 520
+        assert table.test_log_probs.shape == table.classes.shape == (520, 1800, 10)
+        near, best = choose_different(448, 64, neighbours=True), choose_different(160, 160)
+        assert sorted({*near.tolist(), *best.tolist()}) == list(space.numbers)
         assert table.train_points == 5000 and labels.shape == (1800,)
         assert (np.bincount(labels) > 120).all()
 
     def test_its_networks_have_learnt_and_differ(self):
         _, table, labels = tables.load("cifar10")
         test = np.asarray(table.test_log_probs.argmax(-1) == labels).mean(axis=1)
-        assert 0.5 < np.median(test) < 0.6 and (test > 0.3).mean() > 0.8
+        assert 0.48 < np.median(test) < 0.55 and (test > 0.3).mean() > 0.8
         fitted = np.asarray(table.train_log_likelihoods) / 5000
         assert fitted.mean() > 0.5 * np.asarray(table.log_likelihoods).mean() / 1800
 
