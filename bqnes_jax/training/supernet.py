@@ -132,7 +132,8 @@ class Slices(NamedTuple):
         failed: whether a prediction was not finite.
         batch_stats: means and variances of the batch norms, as one vector for each slice; for
             `predict_slices`.
-        train_log_likelihood: summed over the training images, as they are.
+        train_log_likelihood: summed over the training images, as they are; as far as the images of
+            recalibration tell, of which there are fewer.
     """
 
     valid_log_probs: Float[Array, "k n_valid classes"]
@@ -218,15 +219,17 @@ def make_supernet(config: SupernetConfig) -> Supernet:
     def evaluate(params: Params, archs: Int32[Array, "k length"], data: Split) -> Slices:
         inputs = jnp.asarray(data.train.inputs)
         moments = channel_moments(inputs)
-        batches = inputs[_recalibration_places(config, len(inputs))]
-        images = jnp.concatenate([data.valid.inputs, data.test.inputs, inputs])
+        places = _recalibration_places(config, len(inputs))
+        batches, labels = inputs[places], jnp.asarray(data.train.labels)[places.ravel()]
+        seen = batches.reshape(-1, *inputs.shape[1:])
+        images = jnp.concatenate([data.valid.inputs, data.test.inputs, seen])
 
         def of_one(arch):
             statistics = _recalibrate(blueprint, params, arch, batches, moments)
             log_probs = _log_probs(config, params, statistics, arch, images, moments)
             valid, test, own = jnp.split(log_probs, ends_of(data))
             loss = -jnp.mean(jnp.take_along_axis(valid, data.valid.labels[:, None], axis=1))
-            fit = sum_of_labels(own, jnp.asarray(data.train.labels))
+            fit = sum_of_labels(own, labels) * (len(inputs) / len(labels))
             predicted = jnp.isfinite(log_probs[: len(valid) + len(test)])
             failed = ~(jnp.all(predicted) & jnp.isfinite(loss))
             valid, test, loss, fit = (
