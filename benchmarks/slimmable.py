@@ -45,12 +45,14 @@ from bqnes_jax.studies.rows import Row
 
 _SHRUNK = {
     "image_size": 8,
-    "split": [8000, 1000, 1000],
+    "split": [6000, 1200, 1200],
     "train": {
-        "steps": 1000,
+        "network": {"channels": [16, 16, 24, 24, 32, 32, 48], "stem": 16, "head": 128},
+        "steps": 10_000,
         "learning_rate": 0.2,
         "weight_decay": 1e-4,
         "augment": {"flip": True, "padding": 0},
+        "recalibration_batches": 8,
     },
 }
 TASKS: dict[str, RunConfig] = {

@@ -19,15 +19,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gates
+import jax
+import jax.numpy as jnp
 import numpy as np
 import retrained
 import tyro
 from against_paper import as_markdown
+from jax import lax
 from shared import RESULTS, console, one_sentence, show, with_error, write
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError, check_whole
 from bqnes_jax.files import write_whole
+from bqnes_jax.metrics import ece
+from bqnes_jax.pooling import ensemble_log_probabilities
 from bqnes_jax.studies.comparison import compare_on_table
 from bqnes_jax.studies.rows import Row
 from bqnes_jax.tables import Tabulated
@@ -38,6 +43,7 @@ SIZES = (1, 3, 5, 10)
 BUDGETS = (150, 100, 50, 25)
 RIVALS = {"NES-RE": "evolution+beam", "BQ-S": "us+restack"}
 FEW, MANY = 3, 10
+_MIXED = 5
 JUDGED = {
     "as they are": ("log-likelihood", "ECE"),
     "all calibrated": ("calibrated log-likelihood", "calibrated ECE"),
@@ -85,6 +91,7 @@ def measure(name: str, options: Options, path: Path) -> dict:
     same = {"seeds": options.seeds, "cells": tabulated.space.size}
     known = json.loads(path.read_text()) if path.exists() else {}
     content = known if known.get("of") == same else {"of": same, "results": {}, "twice": []}
+    content["ECE by chance"] = ece_by_chance(tabulated)
     measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
     content["gates"] = gates.as_lists(measured)
     show(f"{name}: gates", gates.COLUMNS, gates.lines(measured))
@@ -107,6 +114,23 @@ def measure(name: str, options: Options, path: Path) -> dict:
         content["twice"] = measure_twice(retrained.trainings(name), options)
     write(path, content)
     return content
+
+
+def ece_by_chance(tabulated: Tabulated, draws: int = 200) -> np.ndarray:
+    """Return the ECE of a predictor that is calibrated, for several draws of the test labels.
+
+    It is what the equal mixture of the five best cells says, with labels drawn from just that: so
+    much is left when nothing is wrong, because each bin has few points.
+    """
+    table = tabulated.table
+    best = jnp.argsort(-table.log_likelihoods)[:_MIXED]
+    members = jnp.asarray(table.test_log_probs)[best]
+    said = ensemble_log_probabilities(jnp.full(_MIXED, 1 / _MIXED), members)
+
+    def once(key):
+        return ece(said, jax.random.categorical(key, said), log=True)
+
+    return np.asarray(lax.map(once, jax.random.split(jax.random.key(0), draws)))
 
 
 def as_results(rows: Sequence[Row], budget: int) -> Results:
@@ -226,6 +250,13 @@ def report(name: str, content: dict, options: Options) -> str:
         f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
     ]
     parts += [as_markdown(gates.COLUMNS, gates.lines(found))]
+    chance = np.array(content["ECE by chance"])
+    said = (
+        f"A calibrated predictor would have an ECE of {chance.mean():.4f} ± {chance.std():.4f} "
+        "(standard deviation) on so few test points.\n"
+    )
+    console.print(said)
+    parts.append(said)
     for column in COLUMNS:
         digits = 1 if "log" in column else 4
         columns = ["", *(f"M = {size}" for size in SIZES)]
