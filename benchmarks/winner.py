@@ -5,7 +5,8 @@ temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come 
 fails there are figures and no verdict. An algorithm wins on a table if, for every number of
 members and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S
 by more than two standard errors, and with 3 members beats both with 10. That is asked twice: of
-ensembles as they are, and with a temperature after pooling for all of them, the rivals' too. With a
+ensembles as they are, and with a temperature after pooling for all of them, the rivals' too; and of
+the log-likelihood alone, where too few test points leave nothing to be seen of the ECE. With a
 second training of some cells, an error is that of searches and that of trainings together. Where
 two take the same network alone, M = 1 is left out. Searches that are done are kept.
 
@@ -47,6 +48,7 @@ _MIXED = 5
 JUDGED = {
     "as they are": ("log-likelihood", "ECE"),
     "all calibrated": ("calibrated log-likelihood", "calibrated ECE"),
+    "all calibrated, log-likelihood alone": ("calibrated log-likelihood",),
 }
 COLUMNS = ("log-likelihood", "calibrated log-likelihood", "accuracy", "ECE", "calibrated ECE")
 
@@ -166,17 +168,22 @@ def measure_twice(trainings: Sequence[Tabulated], options: Options) -> list[Resu
 def deviations(twice: Sequence[Results]) -> Trainings:
     """Return how much leads over NES-RE and BQ-S differ from training to training."""
 
-    def leads(results: Results, column: str, size: int) -> np.ndarray:
-        """Return all leads there are with so many members, leads×seeds."""
-        ours = [key for key in results if f", {size} of " in key]
+    def leads(column: str, size: int) -> np.ndarray:
+        """Return all leads there are with so many members, trainings×leads×seeds."""
+        ours = [key for key in twice[0] if f", {size} of " in key]
         pairs = [
             (key, f"{rival}, {key.split(', ')[1]}") for key in ours for rival in RIVALS.values()
         ]
-        values = [of(results, one, column) - of(results, other, column) for one, other in pairs]
-        return np.array([each for each in values if np.any(each)])  # not those of one with itself
+        values = np.array(
+            [
+                [of(each, one, column) - of(each, other, column) for one, other in pairs]
+                for each in twice
+            ]
+        )
+        return values[:, values.any(axis=(0, 2))]  # not those of one with itself
 
     return {
-        (column, size): retrained.deviation(*(leads(one, column, size) for one in twice))
+        (column, size): retrained.deviation(*leads(column, size))
         for columns in JUDGED.values()
         for column in columns
         for size in SIZES
@@ -279,12 +286,12 @@ def report(name: str, content: dict, options: Options) -> str:
     parts += [f"## {title}\n", as_markdown(columns, rows)]
     trainings = deviations(content["twice"]) if content.get("twice") else None
     if trainings is not None:
+        judged = dict.fromkeys(column for columns in JUDGED.values() for column in columns)
         rows = [
             [
                 column,
                 *(f"{trainings[column, m]:.{1 if 'log' in column else 4}f}" for m in SIZES),
             ]
-            for judged in JUDGED.values()
             for column in judged
         ]
         title = "Standard deviation of a lead from training to training"

@@ -98,10 +98,11 @@ def test_a_winner_is_ahead_of_both_everywhere(benchmark):
     winner = benchmark("winner")
     names = ("evolution+beam", "us+restack", "us+logpool")
     results = a_result(names, (0.0, 0.0, 9.0), winner.SIZES)
-    alone, calibrated = winner.JUDGED.values()
+    alone, calibrated, likelihood = winner.JUDGED.values()
     won = winner.wins(results, "us+logpool", 150, alone)
     assert len(won) == 10 and all(won.values())
     assert not all(winner.wins(results, "us+logpool", 150, calibrated).values())
+    assert set(likelihood) < set(calibrated)
     assert not any(winner.wins(results, "us+restack", 150, alone).values())
     results["us+restack, 5 of 150"]["ECE"] = [0.0] * 10
     won = winner.wins(results, "us+logpool", 150, alone)
@@ -136,6 +137,9 @@ def test_a_lead_has_the_variance_of_training_too(benchmark):
     found = winner.deviations([one, other])
     # Of three leads over each of two rivals two differ by 8 and the others not at all.
     assert found[judged[0], 3] == pytest.approx(np.sqrt(64 / 2 / 2), rel=0.05)
+    # Two pairs that chose the same by one training and not by the other have a lead all the same.
+    same = {key: dict(one[key.replace("us+logpool", "us+restack")]) for key in one}
+    assert winner.deviations([same, other])[judged[0], 3] > 0
 
 
 def test_cells_that_were_trained_twice_have_both_trainings(benchmark, monkeypatch):
