@@ -99,14 +99,20 @@ def judge(
 def deviations(claims: Sequence[Claim], twice: Sequence[Results]) -> list[float] | None:
     """Return for each claim how much such a lead differs from training to training.
 
-    Claims of one metric and one number of members are taken together: a second training says
-    little about a single lead.
+    Claims of one metric about the same two algorithms are taken together, whatever the number of
+    members: a second training says little about a single lead. Those about others are not: which
+    single network is best differs far more than which ensembles are.
     """
     if not twice:
         return None
-    kinds = [(claim.metric, claim.better.rpartition(", ")[2]) for claim in claims]
 
-    def leads(results: Results, kind: tuple[int, str]) -> np.ndarray:
+    def kind_of(claim: Claim) -> tuple[int, frozenset[str]]:
+        rows = claim.better, claim.worse
+        return claim.metric, frozenset(row.rpartition(", ")[0] for row in rows)
+
+    kinds = list(map(kind_of, claims))
+
+    def leads(results: Results, kind: tuple[int, frozenset[str]]) -> np.ndarray:
         """Return the leads of a kind, claims×seeds."""
         pairs = [c for c, own in zip(claims, kinds, strict=True) if own == kind]
         return np.array(

@@ -133,19 +133,22 @@ def test_every_claim_is_what_the_paper_reports(paper, against):
 
 
 def test_claims_have_the_variance_of_training_too(against):
-    def leads(*means):
-        one = results(
-            **{f"a, {size}": 100 + mean + NOISE for size, mean in zip((3, 5), means, strict=True)}
-        )
-        return one | results(**{f"b, {size}": np.full(10, 100.0) for size in (3, 5)})
+    ahead = ("a, 3", "c, 5")  # of b: claims about other algorithms have a variance of their own
 
-    claims = [against.Claim("", f"a, {m}", f"b, {m}", against.LL, ()) for m in (3, 5)]
+    def leads(*means):
+        ours = {row: 100 + mean + NOISE for row, mean in zip(ahead, means, strict=True)}
+        return results(**ours, **{f"b, {size}": np.full(10, 100.0) for size in (3, 5)})
+
+    claims = [against.Claim("", row, f"b, {row[-1]}", against.LL, ()) for row in ahead]
     assert against.deviations(claims, []) is None
     between = against.deviations(claims, [leads(1.0, 1.0), leads(1.0, 5.0)])
     assert between == pytest.approx([0.0, np.sqrt(16 / 2 - NOISE.var(ddof=1) / 10)])
     said = against.judge(claims, leads(3.0, 3.0), against.ENSEMBLES, between)
     assert [verdict for verdict, _ in said] == ["holds", "cannot be told"]
     assert said[0][1] == "+3.0 ± 0.1" and said[1][1] == "+3.0 ± 2.8"
+    same = [claims[0], against.Claim("", "b, 5", "a, 5", against.LL, ())]
+    twice = [leads(1.0, 1.0) | results(**{"a, 5": 100 - d + NOISE}) for d in (0.0, 4.0)]
+    assert len(set(against.deviations(same, twice))) == 1  # one variance for two sizes
 
 
 def test_claims_that_contradict_each_other_are_counted_apart(against):
