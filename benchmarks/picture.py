@@ -1,4 +1,4 @@
-"""Draw what the method does, on the table inside the package: the picture of README.
+"""Draw what the method does, on a table inside the package: the picture of README.
 
 python benchmarks/picture.py
 """
@@ -54,7 +54,7 @@ def draw_map(axes, space, table, result) -> None:
     axes.scatter(
         *places[members].T, s=150, marker="*", color=ORANGE, edgecolors="k", label="ensemble"
     )
-    axes.set(xticks=[], yticks=[], title="1,024 architectures, near if alike")
+    axes.set(xticks=[], yticks=[], title=f"{space.size:,} architectures, near if alike")
     axes.legend(loc="upper right", frameon=False)
     axes.figure.colorbar(shade, ax=axes, label="log-likelihood", shrink=0.8)
 
@@ -94,11 +94,11 @@ def draw_comparison(axes, made, seeds: int) -> None:
         axes.errorbar(sizes, means, errors, marker="o", capsize=3, color=colour, label=name)
     axes.axhline(single, color="k", lw=1, ls="--", label="best single of all")
     axes.set(xlabel="members", xticks=[3, 5, 10], title=f"test log-likelihood, {seeds} seeds")
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.77))
 
 
 def main(options: Options) -> None:
-    made = tables.load("digits")
+    made = tables.load("cifar10")
     config = SearchConfig(budget=options.budget)
     evaluate = tables.evaluator(made.table, made.space)
 
