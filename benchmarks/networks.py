@@ -63,8 +63,14 @@ def noise(seeded: Tabulated | None) -> tuple[float, float]:
 
 
 def team_up(tabulated: Tabulated, names: tuple[str, ...], sizes: tuple[int, ...], searches: int):
-    """Return the test log-likelihoods of ensembles, from at most half of the networks."""
-    config = SearchConfig(budget=min(SearchConfig().budget, tabulated.space.size // 2))
+    """Return the test log-likelihoods of ensembles, from as many trainings for each algorithm.
+
+    They are at most half of the networks, and no more than there are cells: most algorithms train
+    each but once.
+    """
+    networks = tabulated.space.size
+    most = min(networks // 2, networks // count_seeds(tabulated.space))
+    config = SearchConfig(budget=min(SearchConfig().budget, most))
     rows = compare_on_table(tabulated, names, sizes, searches, config=config)
     return {f"{row.algorithm}, {row.size}": row.log_likelihood for row in rows}
 
