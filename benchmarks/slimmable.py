@@ -76,8 +76,8 @@ class Options:
 
     datasets: tuple[Literal["digits", "cifar10_subset", "cifar100_subset"], ...] = tuple(TASKS)
     """Which data sets; those of CIFAR are in BQNES_DATA_DIR."""
-    algorithms: tuple[str, ...] = ("NES-RE", "BQ-R", "BQ-S")
-    """Which algorithms; the paper's table has NES-RE and BQ-S."""
+    algorithms: tuple[str, ...] = ("NES-RE", "BQ-R", "BQ-S", "BQ-L", "evolution+logpool")
+    """Which algorithms; the paper's table has NES-RE and BQ-S. They share two strategies."""
     sizes: tuple[int, ...] = (3, 5, 10)
     """Numbers of members."""
     seeds: int = 10
@@ -162,7 +162,7 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
             measure_misfit(bench, archs, values, temperature),
             1.0,
         ),
-        gates.Gate("candidates / slices", SEARCH.budget / bench.space.size, 0.3),
+        gates.Gate("candidates / slices", SEARCH.budget / bench.space.count, 0.3),
     ]
 
 
