@@ -150,7 +150,9 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
             0.5,
         ),
         gates.Gate(
-            "sd between supernets / sd between slices", gates.noise_of(twice, right, 2), 0.5
+            "sd between supernets / sd between slices",
+            gates.noise_of(twice, right, bench.data.classes),
+            0.5,
         ),
         gates.Gate(
             "effective sample size / uniform draws",
