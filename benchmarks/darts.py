@@ -190,7 +190,7 @@ def measure_gates(
         ),
         Gate(
             "sd between seeds / sd between architectures",
-            gates.noise_of(drawn.seeded, drawn.accuracies, 10),
+            gates.noise_of(gates.those_that_learnt(drawn.seeded, drawn.accuracies, 10)),
             0.5,
         ),
         Gate("effective sample size / uniform draws", worth / len(drawn.archs), 0.2),

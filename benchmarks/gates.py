@@ -109,12 +109,18 @@ def noise(seeded: Tabulated | None) -> float:
     seeds = count_seeds(seeded.space)
     values = np.asarray(seeded.table.log_likelihoods, float).reshape(-1, seeds)
     accuracies = np.asarray(seeded.table.accuracies).reshape(-1, seeds)
-    return noise_of(values, accuracies, np.shape(seeded.table.test_log_probs)[-1])
+    return noise_of(
+        those_that_learnt(values, accuracies, np.shape(seeded.table.test_log_probs)[-1])
+    )
 
 
-def noise_of(values: np.ndarray, accuracies: np.ndarray, classes: int) -> float:
-    """Return what `noise` does, of values and accuracies cells×seeds."""
-    values = values[accuracies.mean(axis=1) > CHANCES / classes]
+def those_that_learnt(values: np.ndarray, accuracies: np.ndarray, classes: int) -> np.ndarray:
+    """Return the values, cells×seeds, of cells that are right more often than by chance."""
+    return values[accuracies.mean(axis=1) > CHANCES / classes]
+
+
+def noise_of(values: np.ndarray) -> float:
+    """Return the deviation between columns as a share of that between rows, which `noise` is."""
     within = values.var(axis=1, ddof=1).mean()
     between = values.mean(axis=1).var(ddof=1) - within / values.shape[1]
     return float(np.sqrt(within / between)) if between > 0 else float("inf")

@@ -141,7 +141,6 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
     train = bench.store.predictions(texts, bench.seed).train_log_likelihoods
     twice = np.stack([values, draw(open_slices(name, stores, seed=1), archs)], axis=1)
     twice -= twice.mean(axis=0)
-    right = np.ones_like(twice)  # none of them is a constant
     temperature = scale_temperature(points[1], observations=SEARCH.observations)
     return [
         gates.Gate(
@@ -151,7 +150,7 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
         ),
         gates.Gate(
             "sd between supernets / sd between slices",
-            gates.noise_of(twice, right, bench.data.classes),
+            gates.noise_of(twice),
             0.5,
         ),
         gates.Gate(
