@@ -10,6 +10,7 @@ searches on one supernet.
     python benchmarks/slimmable.py --datasets digits
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,7 +40,7 @@ from bqnes_jax.runs import (
     preset_config,
 )
 from bqnes_jax.runs.fields import replace_fields
-from bqnes_jax.spaces.base import Architectures
+from bqnes_jax.spaces.base import Architectures, Space
 from bqnes_jax.studies.comparison import compare_live
 from bqnes_jax.studies.rows import Row
 
@@ -96,35 +97,47 @@ def open_slices(name: str, stores: Path, *, seed: int = 0) -> Workbench:
         return open_workbench(family, data, folder, seed=seed, progress=progress)
 
 
-def compare(name: str, options: Options) -> list[Row]:
-    bench = open_slices(name, options.stores)
-    labels = jnp.asarray(bench.data.test.labels)
-    searches = len({find(algorithm).strategy for algorithm in options.algorithms})
-    done = 0
+def compare(name: str, options: Options, *, seed: int = 0) -> list[Row]:
+    """Compare algorithms on the slices of one supernet, beside the whole of it."""
+    bench = open_slices(name, options.stores, seed=seed)
+    largest = jnp.asarray(bench.space.largest)[None]
+    bench.evaluator()(largest)
+    alone = bench.test_log_probs(largest)[0], jnp.asarray(bench.data.test.labels)
+    metrics = [[metric(*alone, log=True)] for metric in (accuracy, ece, log_likelihood)]
+    rows = compare_slices(bench, options.algorithms, options.sizes, options.seeds, SEARCH)
+    return [Row("Largest network", 1, *np.array(metrics)), *rows]
+
+
+def compare_slices(
+    bench: Workbench,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seeds: int,
+    config: SearchConfig,
+    *,
+    calibrated: bool = False,
+) -> list[Row]:
+    """Compare algorithms on slices, which are evaluated where they are not stored."""
+    searches = len({find(name).strategy for name in names})
+    done, total = 0, searches * seeds * config.budget
 
     def count(more: int) -> None:
         nonlocal done
         done += more
         progress(min(done, total), total)
 
-    total = searches * options.seeds * SEARCH.budget
-    with progress_bar(f"slices of {name}") as progress:
-        evaluate = bench.evaluator(count)
-        largest = jnp.asarray(bench.space.largest)[None]
-        evaluate(largest)
-        alone = bench.test_log_probs(largest)[0], labels
-        metrics = [[metric(*alone, log=True)] for metric in (accuracy, ece, log_likelihood)]
-        rows = compare_live(
+    with progress_bar(f"slices of {bench.data.name}") as progress:
+        return compare_live(
             bench.space,
-            evaluate,
+            bench.evaluator(count),
             bench.test_log_probs,
-            labels,
-            options.algorithms,
-            options.sizes,
-            options.seeds,
-            config=SEARCH,
+            jnp.asarray(bench.data.test.labels),
+            names,
+            sizes,
+            seeds,
+            config=config,
+            calibrated=calibrated,
         )
-    return [Row("Largest network", 1, *np.array(metrics)), *rows]
 
 
 def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
@@ -134,7 +147,7 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
     throughout no search sees, so that each one's mean is taken off first.
     """
     bench = open_slices(name, stores)
-    archs = bench.space.sample(jax.random.key(_DRAWS_KEY), _DRAWS)
+    archs = draw_archs(bench.space)
     values = draw(bench, archs)
     points = len(bench.data.train.labels), len(bench.data.valid.labels)
     texts = [bench.space.to_string(arch) for arch in np.asarray(archs)]
@@ -165,6 +178,11 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
         ),
         gates.Gate("candidates / slices", SEARCH.budget / bench.space.count, 0.3),
     ]
+
+
+def draw_archs(space: Space) -> Architectures:
+    """Return the uniform draws that gates are measured on."""
+    return space.sample(jax.random.key(_DRAWS_KEY), _DRAWS)
 
 
 def draw(bench: Workbench, archs: Architectures) -> np.ndarray:

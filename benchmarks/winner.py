@@ -1,22 +1,22 @@
 """Which algorithm should be the default: every strategy with every method of selection.
 
-Strategies × methods × numbers of members on a table of trained networks, with and without a
-temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first: where one
-fails there are figures and no verdict. An algorithm wins on a table if, for every number of
-members and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S
-by more than two standard errors, and with 3 members beats both with 10. That is asked twice: of
-ensembles as they are, and with a temperature after pooling for all of them, the rivals' too; and of
-the log-likelihood alone, where too few test points leave nothing to be seen of the ECE. With a
-second training of some cells, an error is that of searches and that of trainings together. Where
-two take the same network alone, M = 1 is left out. Searches that are done are kept.
+Strategies × methods × numbers of members on cells of a table or slices of a supernet, with and
+without a temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first:
+where one fails there are figures and no verdict. An algorithm wins if, for every number of members
+and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S by more
+than two standard errors, and with 3 members beats both with 10. That is asked twice: of ensembles
+as they are, and with a temperature after pooling for all of them, the rivals' too; and of the
+log-likelihood alone, where too few test points leave nothing to be seen of the ECE. Where there is
+a second training, an error is that of searches and that of trainings together. Where two take the
+same network alone, M = 1 is left out. Searches that are done are kept.
 
     python benchmarks/winner.py digits
-    python benchmarks/winner.py cifar100.npz
+    python benchmarks/winner.py cifar100.npz cifar10_subset-slices
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gates
@@ -24,19 +24,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import retrained
+import sources
 import tyro
 from against_paper import as_markdown
 from jax import lax
+from jaxtyping import Array
 from shared import RESULTS, console, one_sentence, show, with_error, write
+from sources import Source
 
-from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.errors import BQNESError, check_whole
+from bqnes_jax.errors import check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.metrics import ece
 from bqnes_jax.pooling import ensemble_log_probabilities
-from bqnes_jax.studies.comparison import compare_on_table
 from bqnes_jax.studies.rows import Row
-from bqnes_jax.tables import Tabulated
 
 STRATEGIES = ("us", "posterior", "ei", "evolution", "random")
 METHODS = ("beam", "restack", "corrective", "logpool")
@@ -61,73 +61,63 @@ Trainings = dict[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class Options:
-    """Compare all pairs on tables."""
+    """Compare all pairs."""
 
-    tables: tyro.conf.Positional[tuple[str, ...]] = ("digits",)
+    sources: tyro.conf.Positional[tuple[str, ...]] = ("digits",)
     """Tables of the package, or files that `bqnes tabulate` wrote. Some of the cells with several
     weight seeds, for the gates, are in NAME-seeds.npz beside a table NAME.npz, some that were
-    trained once more in NAME-again.npz; for tables of the package both are in results/."""
+    trained once more in NAME-again.npz; for tables of the package both are in results/. Slices of
+    supernets on a data set of `slimmable.py` are DATASET-slices."""
     seeds: int = 10
     """How many searches of each kind."""
     budgets: tuple[int, ...] = BUDGETS
     """After how many candidates; the first is what algorithms are judged after."""
     methods: tuple[str, ...] = METHODS
     """Which methods of selection."""
+    stores: Path = Path("stores")
+    """Where supernets and their slices are kept."""
     out: Path = RESULTS
-    """Where to write winner-TABLE.json and .md."""
+    """Where to write winner-SOURCE.json and .md."""
 
 
 def key_of(name: str, size: int, budget: int) -> str:
     return f"{name}, {size} of {budget}"
 
 
-def config_of(budget: int) -> SearchConfig:
-    return replace(SearchConfig(), initial=min(10, budget), budget=budget)
-
-
-def measure(name: str, options: Options, path: Path) -> dict:
+def measure(source: Source, options: Options, path: Path) -> dict:
     """Show the gates, and measure what is not measured yet; return the gates and all results."""
-    tabulated, seeded = gates.read(name)
-    if tabulated.table.classes is None:
-        raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
-    same = {"seeds": options.seeds, "cells": tabulated.space.size}
+    same = {"seeds": options.seeds, **source.described}
     known = json.loads(path.read_text()) if path.exists() else {}
     content = known if known.get("of") == same else {"of": same, "results": {}, "twice": []}
-    content["ECE by chance"] = ece_by_chance(tabulated)
-    measured = gates.measure(tabulated, seeded, config_of(options.budgets[0]), 5)
+    content["ECE by chance"] = ece_by_chance(source.best(_MIXED))
+    measured = source.gates(options.budgets[0])
     content["gates"] = gates.as_lists(measured)
-    show(f"{name}: gates", gates.COLUMNS, gates.lines(measured))
+    show(f"{source.name}: gates", gates.COLUMNS, gates.lines(measured))
     results: Results = content["results"]
     for budget in options.budgets:
-        config = config_of(budget)
         for strategy in STRATEGIES:
             asked = {f"{strategy}+{method}" for method in options.methods}
             asked |= {pair for pair in RIVALS.values() if pair.startswith(f"{strategy}+")}
             missing = [n for n in sorted(asked) if key_of(n, SIZES[-1], budget) not in results]
             if not missing:
                 continue
-            console.print(f"{name}: {strategy}, {budget} candidates", style="dim")
-            rows = compare_on_table(
-                tabulated, missing, SIZES, options.seeds, config=config, calibrated=True
-            )
+            console.print(f"{source.name}: {strategy}, {budget} candidates", style="dim")
+            rows = source.compare(missing, SIZES, options.seeds, budget)
             results |= as_results(rows, budget)
             write(path, content)
     if not content["twice"]:
-        content["twice"] = measure_twice(retrained.trainings(name), options)
+        content["twice"] = measure_twice(source, options, results)
     write(path, content)
     return content
 
 
-def ece_by_chance(tabulated: Tabulated, draws: int = 200) -> np.ndarray:
+def ece_by_chance(members: Array, draws: int = 200) -> np.ndarray:
     """Return the ECE of a predictor that is calibrated, for several draws of the test labels.
 
-    It is what the equal mixture of the five best cells says, with labels drawn from just that: so
-    much is left when nothing is wrong, because each bin has few points.
+    It is what the equal mixture of some networks says, with labels drawn from just that: so much
+    is left when nothing is wrong, because each bin has few points.
     """
-    table = tabulated.table
-    best = jnp.argsort(-table.log_likelihoods)[:_MIXED]
-    members = jnp.asarray(table.test_log_probs)[best]
-    said = ensemble_log_probabilities(jnp.full(_MIXED, 1 / _MIXED), members)
+    said = ensemble_log_probabilities(jnp.full(len(members), 1 / len(members)), members)
 
     def once(key):
         return ece(said, jax.random.categorical(key, said), log=True)
@@ -152,16 +142,21 @@ def as_results(rows: Sequence[Row], budget: int) -> Results:
     return results
 
 
-def measure_twice(trainings: Sequence[Tabulated], options: Options) -> list[Results]:
-    """Return what all pairs reach among the cells that were trained twice, by either training."""
+def measure_twice(source: Source, options: Options, results: Results) -> list[Results]:
+    """Return what all pairs reach among what was trained twice, by either training.
+
+    What is known of the first training is taken from the results.
+    """
     names = sorted({f"{s}+{m}" for s in STRATEGIES for m in options.methods} | {*RIVALS.values()})
     found = []
-    for one in trainings:
-        budget = min(options.budgets[0], one.space.size // 2)
-        console.print(f"{one.space.size} cells that were trained twice", style="dim")
-        given = names, SIZES, options.seeds
-        rows = compare_on_table(one, *given, config=config_of(budget), calibrated=True)
-        found.append(as_results(rows, budget))
+    for most, compare in source.trainings:
+        budget = min(options.budgets[0], most)
+        if compare is source.compare:
+            known = f" of {budget}"
+            found.append({key: one for key, one in results.items() if key.endswith(known)})
+            continue
+        console.print(f"{source.name}: one of two trainings", style="dim")
+        found.append(as_results(compare(names, SIZES, options.seeds, budget), budget))
     return found
 
 
@@ -247,15 +242,13 @@ def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> 
     return str(min(enough)) if enough else f"> {budgets[0]}"
 
 
-def report(name: str, content: dict, options: Options) -> str:
-    """Print the tables of a data set; return them as Markdown."""
+def report(name: str, asked: str, content: dict, options: Options) -> str:
+    """Print the tables of a source, which was asked for by some name; return them as Markdown."""
     results, budgets = content["results"], options.budgets
     names = [f"{strategy}+{method}" for strategy in STRATEGIES for method in options.methods]
     found = gates.from_lists(content["gates"])
-    parts = [f"# Pairs of strategy and method on {Path(name).stem}\n"]
-    parts += [
-        f"Made by `python benchmarks/winner.py {Path(name).stem}`, {options.seeds} searches.\n"
-    ]
+    parts = [f"# Pairs of strategy and method on {name}\n"]
+    parts += [f"Made by `python benchmarks/winner.py {asked}`, {options.seeds} searches.\n"]
     parts += [as_markdown(gates.COLUMNS, gates.lines(found))]
     chance = np.array(content["ECE by chance"])
     said = (
@@ -335,10 +328,11 @@ def compare_with_rivals(
 
 def main(options: Options) -> None:
     check_whole("seeds", options.seeds, 2)
-    for name in options.tables:
-        path = options.out / f"winner-{Path(name).stem}.json"
-        content = measure(name, options, path)
-        write_whole(path.with_suffix(".md"), report(name, content, options).encode())
+    for asked in options.sources:
+        source = sources.find(asked, options.stores)
+        path = options.out / f"winner-{source.name}.json"
+        said = report(source.name, asked, measure(source, options, path), options)
+        write_whole(path.with_suffix(".md"), said.encode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""What algorithms are compared on: cells of a table, or slices of a supernet.
+
+Either may have been trained twice, so that one can tell what in a lead is the training.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import gates
+import jax.numpy as jnp
+import retrained
+import slimmable
+from jaxtyping import Array
+
+from bqnes_jax.candidates import SearchConfig
+from bqnes_jax.errors import BQNESError
+from bqnes_jax.runs import Workbench
+from bqnes_jax.studies.comparison import compare_on_table
+from bqnes_jax.studies.rows import Row
+from bqnes_jax.tables import Tabulated
+
+# (names, sizes, seeds, budget) -> rows, with calibrated metrics as well.
+Compare = Callable[[Sequence[str], Sequence[int], int, int], list[Row]]
+
+
+class Source(NamedTuple):
+    """Networks to search among.
+
+    Attributes:
+        name: of the data set.
+        described: what results depend on.
+        gates: measures whether a search with so many candidates can answer anything.
+        compare: compares algorithms.
+        best: returns what some of the best networks by validation say about the test points.
+        trainings: the same with what was trained twice, by either training, and with the largest
+            budget there; or nothing.
+    """
+
+    name: str
+    described: dict
+    gates: Callable[[int], list[gates.Gate]]
+    compare: Compare
+    best: Callable[[int], Array]
+    trainings: tuple[tuple[int, Compare], ...]
+
+
+def with_budget(config: SearchConfig, budget: int) -> SearchConfig:
+    return replace(config, initial=min(config.initial, budget), budget=budget)
+
+
+def of_cells(name: str) -> Source:
+    """Return the cells of a table of the package, or of a file."""
+    tabulated, seeded = gates.read(name)
+    space, table, _ = tabulated
+    if table.classes is None:
+        raise BQNESError(f"{name} has no classes of validation points, which calibration needs.")
+
+    def comparing(tabulated: Tabulated) -> Compare:
+        return lambda names, sizes, seeds, budget: compare_on_table(
+            tabulated,
+            names,
+            sizes,
+            seeds,
+            config=with_budget(SearchConfig(), budget),
+            calibrated=True,
+        )
+
+    def best(count: int) -> Array:
+        return jnp.asarray(table.test_log_probs)[jnp.argsort(-table.log_likelihoods)[:count]]
+
+    return Source(
+        Path(name).stem,
+        {"cells": space.size},
+        lambda budget: gates.measure(tabulated, seeded, with_budget(SearchConfig(), budget), 5),
+        comparing(tabulated),
+        best,
+        tuple((one.space.size // 2, comparing(one)) for one in retrained.trainings(name)),
+    )
+
+
+def of_slices(name: str, stores: Path) -> Source:
+    """Return the slices of two supernets on a data set, which are trained where they are not."""
+    benches = [slimmable.open_slices(name, stores, seed=seed) for seed in (0, 1)]
+
+    def comparing(bench: Workbench) -> Compare:
+        return lambda names, sizes, seeds, budget: slimmable.compare_slices(
+            bench, names, sizes, seeds, with_budget(slimmable.SEARCH, budget), calibrated=True
+        )
+
+    def best(count: int) -> Array:
+        archs = slimmable.draw_archs(benches[0].space)
+        known = slimmable.draw(benches[0], archs)
+        return benches[0].test_log_probs(archs[jnp.argsort(-known)[:count]])
+
+    compares = [comparing(bench) for bench in benches]
+    return Source(
+        f"{name}-slices",
+        {"scaled down": slimmable.what_was_scaled_down(name)},
+        lambda budget: slimmable.measure_gates(name, stores),
+        compares[0],
+        best,
+        tuple((slimmable.SEARCH.budget, compare) for compare in compares),
+    )
+
+
+def find(name: str, stores: Path) -> Source:
+    """Return what a name is of: DATASET-slices, or a table."""
+    dataset, slices, _ = name.partition("-slices")
+    if slices and dataset in slimmable.TASKS:
+        return of_slices(dataset, stores)
+    return of_cells(name)
