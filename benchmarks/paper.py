@@ -46,27 +46,22 @@ from against_paper import (
     tally,
 )
 from claims import CLAIMS, SIZES
+from scaled_down import scaled_down_searches, scaled_down_surrogates, search_config, stride
 from shared import RESULTS, console, make_repeats, one_sentence, show
 
 from bqnes_jax import tables
-from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError, check_choice, check_whole
 from bqnes_jax.files import write_whole
 from bqnes_jax.nats_bench import DATASETS, SEEDS
-from bqnes_jax.spaces import NATS, Subset
+from bqnes_jax.spaces import Subset
 from bqnes_jax.studies.comparison import compare_on_table
 from bqnes_jax.studies.rows import Predict
-from bqnes_jax.surrogates import TEMPERATURE
 from bqnes_jax.tables import Table as Losses
 from bqnes_jax.tables import Tabulated, evaluator
 
 OF_SLICES = ("table5", "table6")
 PUBLISHED = {"cifar100": "CIFAR-100", "imagenet16-120": "ImageNet16-120"}
 LIKE = {"cifar100_subset": "CIFAR-100", "cifar10_subset": "CIFAR-10"} | PUBLISHED
-RECIPES = {  # of tables of cells that were trained here
-    "digits": "8×8 pixels; C = 4, N = 1 instead of 16 and 5; 150 steps of 64",
-    "cifar10": "12×12 pixels; C = 8, N = 3 instead of 16 and 5; 2,000 steps of 64",
-}
 CENTRES = (
     "ECE compares the accuracy in each of ten bins with the centre of the bin, as the paper's code "
     "does; `bqnes` itself reports the standard form, against the mean confidence in the bin."
@@ -189,65 +184,12 @@ def trainings(name: str, options: Options) -> tuple[Tabulated, ...]:
     return retrained.trainings(name) if options.data == "live" else ()
 
 
-def search_config(size: int, data: str = "live") -> SearchConfig:
-    """Search at most half of the cells; published results have the published temperature."""
-    least = 2 * SearchConfig().initial
-    if size < least:
-        raise BQNESError(f"{size} cells are too few to search in; it takes {least}.")
-    temperature = TEMPERATURE if data == "nats" else None
-    return SearchConfig(budget=min(SearchConfig().budget, size // 2), temperature=temperature)
-
-
 def gates_of_cells(name: str, options: Options) -> list:
     """Measure whether cells can answer anything; published ones do as they are."""
     if options.data == "nats":
         return []
     tabulated, seeded = gates.read(name)
     return gates.as_lists(gates.measure(tabulated, seeded, search_config(tabulated.space.size), 5))
-
-
-def stride(size: int) -> int:
-    """Return the step through the ranking of cells that surrogates are tested at."""
-    return 25 if size >= 1000 else 5
-
-
-def what_cells_lack(name: str, setting: dict) -> tuple[int, list[str]]:
-    """Return how many cells there are, and what is smaller about them than in the paper."""
-    if setting["data"] == "nats":
-        return setting["architectures"], imported.what_is_left_out(setting)
-    size, (train, valid, test) = setting["cells"], setting["images"]
-    recipe = RECIPES.get(Path(name).stem)
-    return size, [
-        f"{size:,} cells instead of {NATS.size:,}, no two alike to the WL kernel",
-        f"{train:,} images to train on, {valid:,} to validate, {test:,} to test",
-        *([recipe] if recipe else []),
-        "one training of each cell",
-    ]
-
-
-def scaled_down_surrogates(name: str, setting: dict) -> str:
-    size, lacks = what_cells_lack(name, setting)
-    budget, every = search_config(size).budget, stride(size)
-    if budget < SearchConfig().budget:
-        lacks.append(f"a search sees {budget} cells instead of {SearchConfig().budget}")
-    if every < 25:
-        lacks.append(f"tested on every {every}th cell of the ranking instead of every 25th")
-    if size < NATS.size:
-        lacks.append(f"tested on {-(-size // every)} cells, which are left out of the fit")
-    return "; ".join(lacks) + "."
-
-
-def scaled_down_searches(name: str, setting: dict) -> str:
-    size, lacks = what_cells_lack(name, setting)
-    config = search_config(size)
-    if config.budget < SearchConfig().budget:
-        mutations = max(config.budget - config.population, 0)
-        lacks.append(
-            f"searches see {config.budget} cells instead of {SearchConfig().budget}, so that "
-            f"evolution with its population of {config.population} makes {mutations} mutations, "
-            f"and NES-BS is fitted to the best {config.budget}"
-        )
-    return "; ".join(lacks) + "."
 
 
 def make_setting(describe: Callable, scaled_down: Callable, **more: object):
@@ -319,8 +261,9 @@ def of_slices(options: Options, kind: type):
 
 
 def measure_slices(name: str, options: Options) -> dict:
-    results = from_rows(slimmable.compare(name, of_slices(options, slimmable.Options)))
-    return {"results": results, "gates": gates_of_slices(name, options)}
+    asked = of_slices(options, slimmable.Options)
+    twice = [from_rows(slimmable.compare(name, asked, seed=seed)) for seed in (0, 1)]
+    return {"results": twice[0], "twice": twice, "gates": gates_of_slices(name, options)}
 
 
 def gates_of_slices(name: str, options: Options) -> list:

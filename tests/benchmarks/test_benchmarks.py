@@ -42,6 +42,11 @@ def paper(importable):
     return importlib.import_module("paper")
 
 
+@pytest.fixture
+def scaled_down(importable):
+    return importlib.import_module("scaled_down")
+
+
 def results(**rows):
     return {row: np.stack([values] * 3, axis=1) for row, values in rows.items()}
 
@@ -170,16 +175,16 @@ def as_reported(table, like):
 LIVE = {"data": "live", "cells": 128, "images": [4000, 500, 600]}
 
 
-def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper):
+def test_the_papers_own_data_is_judged_by_what_is_said_about_it(paper, scaled_down):
     content = as_reported("table2", "CIFAR-100") | {"training seed": 777}
-    content["scaled down"] = paper.scaled_down_searches("cifar100", content)
+    content["scaled down"] = scaled_down.scaled_down_searches("cifar100", content)
     said = paper.report("cifar100", content, paper.Options("table2", data="nats"))
     assert "US beats RE" not in said and "RE beats US in accuracy, M = 10" in said
     assert "hold here: 6 of 6 about CIFAR-100 alone, 6 of 6 about CIFAR-100 and Im" in said
     assert "600 architectures have no training with seed 777 here; 25 are left out" in said
     assert "centre of the bin" in said and "evolution" not in said
     content = as_reported("table2", "CIFAR-100") | LIVE
-    content["scaled down"] = paper.scaled_down_searches("cifar10", content)
+    content["scaled down"] = scaled_down.scaled_down_searches("cifar10", content)
     said = paper.report("tables/cifar10.npz", content, paper.Options("table2"))
     assert "US beats RE in LL, M = 3 | ImageNet16-120 | does not hold" in said
     assert "64 cells instead of 150, so that evolution with its population of 50 makes 14" in said
@@ -198,15 +203,15 @@ def test_no_verdict_where_a_gate_fails(paper):
     assert "RE beats US in accuracy, M = 10 | CIFAR-100 | – |" in said
 
 
-def test_what_is_scaled_down_in_surrogates(paper):
-    said = paper.scaled_down_surrogates("mine.npz", LIVE)
+def test_what_is_scaled_down_in_surrogates(scaled_down):
+    said = scaled_down.scaled_down_surrogates("mine.npz", LIVE)
     assert "; 4,000 images to train on, 500 to validate, 600 to test; one training" in said
     assert said.endswith(
         "a search sees 64 cells instead of 150; tested on every 5th cell of the ranking instead of "
         "every 25th; tested on 26 cells, which are left out of the fit."
     )
     whole = {"data": "nats", "architectures": 15_625, "failed": 0, "training seed": 888}
-    said = paper.scaled_down_surrogates("cifar100", whole)
+    said = scaled_down.scaled_down_surrogates("cifar100", whole)
     assert said == "one training of each architecture, with seed 888."
 
 
@@ -309,7 +314,9 @@ def text_of(number):
     return NATS.to_string(np.asarray(NATS.from_index(number)))
 
 
-def test_published_networks_are_taken_from_a_store(paper, published_store, monkeypatch):
+def test_published_networks_are_taken_from_a_store(
+    paper, scaled_down, published_store, monkeypatch
+):
     store, data, said = published_store
     options = paper.Options("table4", data="nats", archives=store.directory.parent)
     tabulated, predict = paper.surface("cifar100", options)
@@ -321,14 +328,14 @@ def test_published_networks_are_taken_from_a_store(paper, published_store, monke
     np.testing.assert_allclose(predicted[0], said[9504][1], rtol=2e-3, atol=2e-3)
     where = options.archives, 777, None
     setting = {"data": "nats"} | paper.imported.describe_store("cifar100", *where)
-    assert paper.what_cells_lack("cifar100", setting)[1] == [
+    assert scaled_down.what_cells_lack("cifar100", setting)[1] == [
         "15,621 architectures have no training with seed 777 here",
         "1 are left out for other losses than published",
         "images are split into validation and test here, not as the benchmark did",
         "one training of each architecture, with seed 777",
     ]
     with pytest.raises(BQNESError, match="3 cells are too few to search in; it takes 20"):
-        paper.search_config(tabulated.space.size)
+        scaled_down.search_config(tabulated.space.size)
     other = replace(options, training_seed=888)
     assert paper.surface("cifar100", other)[0].space.numbers == (7,)
 
@@ -337,7 +344,9 @@ def test_published_networks_are_taken_from_a_store(paper, published_store, monke
         paper.surface("cifar100", options)
 
 
-def test_results_belong_to_what_the_store_holds(paper, published_store, tmp_path, monkeypatch):
+def test_results_belong_to_what_the_store_holds(
+    paper, scaled_down, published_store, tmp_path, monkeypatch
+):
     store, _, said = published_store
     measured = []
 
@@ -345,7 +354,7 @@ def test_results_belong_to_what_the_store_holds(paper, published_store, tmp_path
         measured.append(name)
         return {"results": {}}
 
-    monkeypatch.setattr(paper, "search_config", lambda size, data="live": SearchConfig())
+    monkeypatch.setattr(scaled_down, "search_config", lambda size, data="live": SearchConfig())
     table = paper.TABLES["table4"]._replace(measure=measure)
     monkeypatch.setitem(paper.TABLES, "table4", table)
     options = paper.Options("table4", data="nats", archives=tmp_path, out=tmp_path / "out", seeds=2)
