@@ -123,7 +123,7 @@ def _written(values: np.ndarray) -> str:
 def main(options: Options) -> None:
     measured = {Path(name).stem: study(name, options) for name in options.tables}
     write(options.out / "targets.json", {name: found for name, (found, _) in measured.items()})
-    names = " ".join(Path(name).stem for name in options.tables)
+    names = " ".join(options.tables)
     heading = (
         "# The likelihood that a search goes by\n\n"
         f"Made by `python benchmarks/targets.py {names}`: test log-likelihood / ECE of log pools. "

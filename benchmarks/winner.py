@@ -72,6 +72,8 @@ class Options:
     """How many searches of each kind."""
     budgets: tuple[int, ...] = BUDGETS
     """After how many candidates; the first is what algorithms are judged after."""
+    strategies: tuple[str, ...] = STRATEGIES
+    """Which strategies; those of NES-RE and BQ-S search in any case."""
     methods: tuple[str, ...] = METHODS
     """Which methods of selection."""
     stores: Path = Path("stores")
@@ -82,6 +84,10 @@ class Options:
 
 def key_of(name: str, size: int, budget: int) -> str:
     return f"{name}, {size} of {budget}"
+
+
+def pairs_of(options: Options) -> list[str]:
+    return [f"{strategy}+{method}" for strategy in options.strategies for method in options.methods]
 
 
 def measure(source: Source, options: Options, path: Path) -> dict:
@@ -95,10 +101,10 @@ def measure(source: Source, options: Options, path: Path) -> dict:
     show(f"{source.name}: gates", gates.COLUMNS, gates.lines(measured))
     results: Results = content["results"]
     for budget in options.budgets:
-        for strategy in STRATEGIES:
-            asked = {f"{strategy}+{method}" for method in options.methods}
-            asked |= {pair for pair in RIVALS.values() if pair.startswith(f"{strategy}+")}
-            missing = [n for n in sorted(asked) if key_of(n, SIZES[-1], budget) not in results]
+        asked = sorted({*pairs_of(options), *RIVALS.values()})
+        for strategy in dict.fromkeys(name.partition("+")[0] for name in asked):
+            own = [name for name in asked if name.startswith(f"{strategy}+")]
+            missing = [n for n in own if key_of(n, SIZES[-1], budget) not in results]
             if not missing:
                 continue
             console.print(f"{source.name}: {strategy}, {budget} candidates", style="dim")
@@ -147,8 +153,7 @@ def measure_twice(source: Source, options: Options, results: Results) -> list[Re
 
     What is known of the first training is taken from the results.
     """
-    names = sorted({f"{s}+{m}" for s in STRATEGIES for m in options.methods} | {*RIVALS.values()})
-    found = []
+    names, found = sorted({*pairs_of(options), *RIVALS.values()}), []
     for most, compare in source.trainings:
         budget = min(options.budgets[0], most)
         if compare is source.compare:
@@ -245,7 +250,7 @@ def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> 
 def report(name: str, asked: str, content: dict, options: Options) -> str:
     """Print the tables of a source, which was asked for by some name; return them as Markdown."""
     results, budgets = content["results"], options.budgets
-    names = [f"{strategy}+{method}" for strategy in STRATEGIES for method in options.methods]
+    names = pairs_of(options)
     found = gates.from_lists(content["gates"])
     parts = [f"# Pairs of strategy and method on {name}\n"]
     parts += [f"Made by `python benchmarks/winner.py {asked}`, {options.seeds} searches.\n"]

@@ -13,7 +13,9 @@ from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
 from bqnes_jax.spaces import DARTS, NATS, Seeded, Subset
 from bqnes_jax.spaces.base import as_listed
+from bqnes_jax.studies.rows import Row
 from bqnes_jax.tables import Table, Tabulated
+from bqnes_jax.types import Status
 from tests.spaces.test_darts import histogram
 
 pytestmark = pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -27,7 +29,7 @@ def benchmark(monkeypatch):
     """Return a function that imports a benchmark."""
     monkeypatch.syspath_prepend(FOLDER)
     yield importlib.import_module
-    for name in ("gates", "winner", "collisions", "retrained"):
+    for name in ("gates", "winner", "collisions", "retrained", "slimmable", "sources"):
         sys.modules.pop(name, None)
 
 
@@ -199,3 +201,46 @@ def test_few_points_have_an_ece_of_their_own(benchmark):
 
     assert by_chance((0.5, 0.5)).mean() == pytest.approx(np.sqrt(0.25 / 400 * 2 / np.pi), rel=0.15)
     assert by_chance((1.0, 0.0)).max() < 1e-6
+
+
+def test_what_was_measured_is_not_measured_again(benchmark, tmp_path):
+    """Rivals are compared in any case; the first of two trainings is that of the results."""
+    winner, calls = benchmark("winner"), []
+
+    def comparing(training):
+        def compare(names, sizes, seeds, budget):
+            calls.append((training, *names))
+
+            def row(name, size):
+                value, ece = np.full(seeds, -training * len(name)), np.full(seeds, len(name) / 99)
+                return Row(name, size, ece, ece, value, Status.OK, 1.0, ece, value)
+
+            return [row(name, size) for name in names for size in sizes]
+
+        return compare
+
+    first, second = comparing(1), comparing(2)
+    source = benchmark("sources").Source(
+        "toy",
+        {"cells": 500},
+        lambda budget: [],
+        first,
+        lambda count: jnp.log(jnp.full((count, 20, 2), 0.5)),
+        ((150, first), (150, second)),
+    )
+    options = winner.Options(
+        seeds=2, budgets=(150,), strategies=("us",), methods=("logpool",), out=tmp_path
+    )
+    for _ in range(2):
+        content = winner.measure(source, options, tmp_path / "winner-toy.json")
+    rivals = "evolution+beam", "us+restack"
+    assert calls == [
+        (1, rivals[0]),
+        (1, "us+logpool", rivals[1]),
+        (2, rivals[0], "us+logpool", "us+restack"),
+    ]
+    assert content["results"] == content["twice"][0]
+    assert winner.deviations(content["twice"])["ECE", 3] == 0.0
+    said = winner.report("toy", "toy-slices", content, options)
+    assert "`python benchmarks/winner.py toy-slices`, 2 searches" in said
+    assert "No pair wins" in said
