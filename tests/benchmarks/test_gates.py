@@ -11,6 +11,7 @@ import pytest
 
 from bqnes_jax.candidates import SearchConfig
 from bqnes_jax.errors import BQNESError
+from bqnes_jax.runs.fields import replace_fields
 from bqnes_jax.spaces import DARTS, NATS, Seeded, Subset
 from bqnes_jax.spaces.base import as_listed
 from bqnes_jax.studies.rows import Row
@@ -244,3 +245,28 @@ def test_what_was_measured_is_not_measured_again(benchmark, tmp_path):
     said = winner.report("toy", "toy-slices", content, options)
     assert "`python benchmarks/winner.py toy-slices`, 2 searches" in said
     assert "No pair wins" in said
+
+
+@pytest.mark.slow
+def test_slices_of_two_supernets(benchmark, tmp_path, monkeypatch):
+    sources, slimmable = benchmark("sources"), benchmark("slimmable")
+    task = replace_fields(slimmable.TASKS["digits"], {"train": {"steps": 20}})
+    monkeypatch.setitem(slimmable.TASKS, "digits", task)
+    monkeypatch.setattr(slimmable, "_DRAWS", 12)
+    monkeypatch.setattr(slimmable, "SEARCH", SearchConfig(initial=2, budget=4, batch=2))
+    source = sources.find("digits-slices", tmp_path)
+    asked = ["evolution+beam", "us+logpool"], (1, 2), 2, 4
+    rows = source.compare(*asked)
+    assert [(row.algorithm, row.size) for row in rows] == [(n, m) for n in asked[0] for m in (1, 2)]
+    assert all(np.isfinite(row.calibrated_log_likelihood).all() for row in rows)
+    (most, first), (_, second) = source.trainings
+    assert most == 4 and first is source.compare
+    found = [[row.log_likelihood for row in compare(*asked)] for compare in (first, second)]
+    np.testing.assert_array_equal(found[0], [row.log_likelihood for row in rows])
+    assert not np.isclose(*found).any()
+    labels = slimmable.open_slices("digits", tmp_path).data.test.labels
+    assert source.best(3).shape == (3, len(labels), 10)
+    measured = {gate.asks: gate.value for gate in source.gates(4)}
+    assert len(measured) == 5 and np.isfinite(list(measured.values())).all()
+    with pytest.raises(BQNESError, match="dogs-slices"):
+        sources.find("dogs-slices", tmp_path)
