@@ -12,6 +12,7 @@ from bqnes_jax.surrogates import TEMPERATURE
 RECIPES = {  # of tables of cells that were trained here
     "digits": "8×8 pixels; C = 4, N = 1 instead of 16 and 5; 150 steps of 64",
     "cifar10": "12×12 pixels; C = 8, N = 3 instead of 16 and 5; 2,000 steps of 64",
+    "cifar100": "8×8 pixels; C = 16, N = 1 instead of 16 and 5; 1,800 steps of 64",
 }
 
 
