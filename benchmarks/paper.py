@@ -260,6 +260,10 @@ def of_slices(options: Options, kind: type):
     return kind(seeds=options.seeds, sizes=SIZES, stores=options.stores)
 
 
+def setting_of_slices(name: str, options: Options) -> dict:
+    return slimmable.setting_of(name, of_slices(options, slimmable.Options)) | {"supernets": 2}
+
+
 def measure_slices(name: str, options: Options) -> dict:
     asked = of_slices(options, slimmable.Options)
     twice = [from_rows(slimmable.compare(name, asked, seed=seed)) for seed in (0, 1)]
@@ -267,7 +271,8 @@ def measure_slices(name: str, options: Options) -> dict:
 
 
 def gates_of_slices(name: str, options: Options) -> list:
-    return gates.as_lists(slimmable.measure_gates(name, options.stores))
+    benches = slimmable.open_twice(name, options.stores)
+    return gates.as_lists(slimmable.measure_gates(benches, slimmable.SEARCH))
 
 
 def measure_shift(name: str, options: Options) -> dict:
@@ -316,7 +321,7 @@ TABLES = {
         "slices of a supernet",
         measure_slices,
         ENSEMBLES,
-        lambda name, options: slimmable.setting_of(name, of_slices(options, slimmable.Options)),
+        setting_of_slices,
         CONFIDENCES,
     ),
     "table6": Table(
@@ -391,9 +396,9 @@ LEGEND = (
     "Claims: ahead by is the mean ± standard error of the difference, seed by seed; Student's t "
     f"decides, at {100 * LEVEL:g} % for all claims about a data set together (Holm's correction), "
     f'whether it is above zero or, for "not worse", above −{100 * MARGIN:g} % of the mean that it '
-    "is compared with. Seeds are of the searches. Where some cells were trained once more, the "
-    "errors of claims are of searches and of trainings; elsewhere it is in none of them that "
-    "networks would come out otherwise if they were trained again.\n"
+    "is compared with. Seeds are of the searches. Where some cells or a supernet were trained once "
+    "more, the errors of claims are of searches and of trainings; elsewhere it is in none of them "
+    "that networks would come out otherwise if they were trained again.\n"
 )
 
 

@@ -1,8 +1,8 @@
 """How much of a lead comes from how networks happened to be trained.
 
-The standard error over searches of one table says nothing of that: all of them choose among the
-same networks. A second, independent training of some of its cells does. Algorithms search among
-these cells twice, with the same keys, and what a lead differs by is the training.
+The standard error over searches says nothing of that: all of them choose among the same networks.
+A second, independent training of some cells of a table, or of a supernet, does. Algorithms search
+twice, with the same keys, and what a lead differs by is the training.
 """
 
 import numpy as np

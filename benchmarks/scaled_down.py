@@ -1,4 +1,4 @@
-"""How a search here differs from the paper's: what it is given, and what is smaller, in words."""
+"""Tell how a search here differs from the paper's: in its config, and in words."""
 
 from pathlib import Path
 
@@ -17,7 +17,10 @@ RECIPES = {  # of tables of cells that were trained here
 
 
 def search_config(size: int, data: str = "live") -> SearchConfig:
-    """Search at most half of the cells; published results have the published temperature."""
+    """Return the config of a search, of half of the cells at most.
+
+    Published results have the published temperature.
+    """
     least = 2 * SearchConfig().initial
     if size < least:
         raise BQNESError(f"{size} cells are too few to search in; it takes {least}.")

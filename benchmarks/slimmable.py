@@ -97,6 +97,11 @@ def open_slices(name: str, stores: Path, *, seed: int = 0) -> Workbench:
         return open_workbench(family, data, folder, seed=seed, progress=progress)
 
 
+def open_twice(name: str, stores: Path) -> list[Workbench]:
+    """Open the slices of two supernets, whose weights differ from the beginning."""
+    return [open_slices(name, stores, seed=seed) for seed in (0, 1)]
+
+
 def compare(name: str, options: Options, *, seed: int = 0) -> list[Row]:
     """Compare algorithms on the slices of one supernet, beside the whole of it."""
     bench = open_slices(name, options.stores, seed=seed)
@@ -140,19 +145,19 @@ def compare_slices(
         )
 
 
-def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
-    """Measure on uniform draws whether slices can answer anything.
+def measure_gates(benches: Sequence[Workbench], config: SearchConfig) -> list[gates.Gate]:
+    """Measure on uniform draws whether slices of two supernets can answer anything.
 
     Noise is how differently two supernets rank the same slices. What one of them is better at
     throughout no search sees, so that each one's mean is taken off first.
     """
-    bench = open_slices(name, stores)
+    bench, other = benches
     archs = draw_archs(bench.space)
     values = draw(bench, archs)
     points = len(bench.data.train.labels), len(bench.data.valid.labels)
     texts = [bench.space.to_string(arch) for arch in np.asarray(archs)]
     train = bench.store.predictions(texts, bench.seed).train_log_likelihoods
-    twice = np.stack([values, draw(open_slices(name, stores, seed=1), archs)], axis=1)
+    twice = np.stack([values, draw(other, archs)], axis=1)
     twice -= twice.mean(axis=0)
     temperature = scale_temperature(points[1], observations=SEARCH.observations)
     return [
@@ -176,7 +181,7 @@ def measure_gates(name: str, stores: Path) -> list[gates.Gate]:
             measure_misfit(bench, archs, values, temperature),
             1.0,
         ),
-        gates.Gate("candidates / slices", SEARCH.budget / bench.space.count, 0.3),
+        gates.Gate("candidates / slices", config.budget / bench.space.count, 0.3),
     ]
 
 
@@ -213,7 +218,7 @@ def what_was_scaled_down(name: str) -> str:
         f"{name}: 8×8 pixels instead of 32×32; {train} images to train on, {valid} to validate, "
         f"{test} to test; {network.channels} channels with expansion {network.expansion} instead "
         f"of {MobileNetConfig().channels} with {MobileNetConfig().expansion}; {steps} steps of "
-        f"{batch} images; two slices are asked for at a time; one supernet."
+        f"{batch} images; two slices are asked for at a time."
     )
 
 

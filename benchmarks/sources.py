@@ -1,6 +1,6 @@
 """What algorithms are compared on: cells of a table, or slices of a supernet.
 
-Either may have been trained twice, so that one can tell what in a lead is the training.
+Either may have been trained twice, which tells how much of a lead comes from training.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import slimmable
 from jaxtyping import Array
 
 from bqnes_jax.candidates import SearchConfig
-from bqnes_jax.errors import BQNESError
+from bqnes_jax.errors import BQNESError, check_choice
 from bqnes_jax.runs import Workbench
 from bqnes_jax.studies.comparison import compare_on_table
 from bqnes_jax.studies.rows import Row
@@ -29,13 +29,15 @@ class Source(NamedTuple):
     """Networks to search among.
 
     Attributes:
-        name: of the data set.
+        name: the stem of the table's file, or DATASET-slices.
         described: what results depend on.
         gates: measures whether a search with so many candidates can answer anything.
         compare: compares algorithms.
-        best: returns what some of the best networks by validation say about the test points.
-        trainings: the same with what was trained twice, by either training, and with the largest
-            budget there; or nothing.
+        best: returns what some of the best networks by validation say about the test points; of
+            slices they are the best of the draws for the gates.
+        trainings: functions like `compare`, one for each of two trainings of the same cells or of
+            a supernet; or nothing.
+        most: with how many candidates these can be compared; None for as many as one likes.
     """
 
     name: str
@@ -43,7 +45,12 @@ class Source(NamedTuple):
     gates: Callable[[int], list[gates.Gate]]
     compare: Compare
     best: Callable[[int], Array]
-    trainings: tuple[tuple[int, Compare], ...]
+    trainings: tuple[Compare, ...]
+    most: int | None = None
+
+    def largest(self, budget: int) -> int:
+        """Return with how many candidates trainings are compared, instead of `budget`."""
+        return budget if self.most is None else min(budget, self.most)
 
 
 def with_budget(config: SearchConfig, budget: int) -> SearchConfig:
@@ -70,19 +77,21 @@ def of_cells(name: str) -> Source:
     def best(count: int) -> Array:
         return jnp.asarray(table.test_log_probs)[jnp.argsort(-table.log_likelihoods)[:count]]
 
+    trainings = retrained.trainings(name)
     return Source(
         Path(name).stem,
         {"cells": space.size},
         lambda budget: gates.measure(tabulated, seeded, with_budget(SearchConfig(), budget), 5),
         comparing(tabulated),
         best,
-        tuple((one.space.size // 2, comparing(one)) for one in retrained.trainings(name)),
+        tuple(map(comparing, trainings)),
+        min((one.space.size // 2 for one in trainings), default=None),
     )
 
 
 def of_slices(name: str, stores: Path) -> Source:
-    """Return the slices of two supernets on a data set, which are trained where they are not."""
-    benches = [slimmable.open_slices(name, stores, seed=seed) for seed in (0, 1)]
+    """Return the slices of two supernets on a data set, trained where they are missing."""
+    benches = slimmable.open_twice(name, stores)
 
     def comparing(bench: Workbench) -> Compare:
         return lambda names, sizes, seeds, budget: slimmable.compare_slices(
@@ -94,20 +103,21 @@ def of_slices(name: str, stores: Path) -> Source:
         known = slimmable.draw(benches[0], archs)
         return benches[0].test_log_probs(archs[jnp.argsort(-known)[:count]])
 
-    compares = [comparing(bench) for bench in benches]
+    trainings = tuple(map(comparing, benches))
     return Source(
         f"{name}-slices",
         {"scaled down": slimmable.what_was_scaled_down(name)},
-        lambda budget: slimmable.measure_gates(name, stores),
-        compares[0],
+        lambda budget: slimmable.measure_gates(benches, with_budget(slimmable.SEARCH, budget)),
+        trainings[0],
         best,
-        tuple((slimmable.SEARCH.budget, compare) for compare in compares),
+        trainings,
     )
 
 
 def find(name: str, stores: Path) -> Source:
     """Return what a name is of: DATASET-slices, or a table."""
-    dataset, slices, _ = name.partition("-slices")
-    if slices and dataset in slimmable.TASKS:
+    if name.endswith("-slices"):
+        dataset = name.removesuffix("-slices")
+        check_choice("data set of slices", dataset, slimmable.TASKS)
         return of_slices(dataset, stores)
     return of_cells(name)

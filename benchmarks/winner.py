@@ -1,21 +1,21 @@
 """Which algorithm should be the default: every strategy with every method of selection.
 
-Strategies × methods × numbers of members on cells of a table or slices of a supernet, with and
-without a temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come first:
-where one fails there are figures and no verdict. An algorithm wins if, for every number of members
-and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S by more
-than two standard errors, and with 3 members beats both with 10. That is asked twice: of ensembles
-as they are, and with a temperature after pooling for all of them, the rivals' too; and of the
+They are compared on cells of a table or on slices of a supernet, for several numbers of members,
+with and without a temperature after pooling, after 25, 50, 100 and 150 candidates. The gates come
+first: where one fails there are figures and no verdict. An algorithm wins if, for every number of
+members and seed by seed, it has a higher test log-likelihood and a lower ECE than NES-RE and BQ-S
+by more than two standard errors, and with 3 members beats both with 10. That is asked of ensembles
+as they are; of ensembles with a temperature after pooling, the rivals' too; and of the latter by
 log-likelihood alone, where too few test points leave nothing to be seen of the ECE. Where there is
 a second training, an error is that of searches and that of trainings together. Where two take the
-same network alone, M = 1 is left out. Searches that are done are kept.
+same network alone, M = 1 is left out. What is measured is kept, one strategy after another.
 
     python benchmarks/winner.py digits
     python benchmarks/winner.py cifar100.npz cifar10_subset-slices
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from against_paper import as_markdown
 from jax import lax
 from jaxtyping import Array
 from shared import RESULTS, console, one_sentence, show, with_error, write
-from sources import Source
+from sources import Compare, Source
 
 from bqnes_jax.errors import check_whole
 from bqnes_jax.files import write_whole
@@ -73,13 +73,22 @@ class Options:
     budgets: tuple[int, ...] = BUDGETS
     """After how many candidates; the first is what algorithms are judged after."""
     strategies: tuple[str, ...] = STRATEGIES
-    """Which strategies; those of NES-RE and BQ-S search in any case."""
+    """Which strategies; NES-RE and BQ-S are compared in any case."""
     methods: tuple[str, ...] = METHODS
     """Which methods of selection."""
     stores: Path = Path("stores")
     """Where supernets and their slices are kept."""
     out: Path = RESULTS
     """Where to write winner-SOURCE.json and .md."""
+
+    def command(self, asked: str) -> str:
+        """Return what makes the same results of a source again, in the folder of this script."""
+        words = ["python winner.py", asked]
+        for name in ("seeds", "budgets", "strategies", "methods"):
+            value, default = getattr(self, name), getattr(Options, name)
+            if value != default:
+                words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+        return " ".join(words)
 
 
 def key_of(name: str, size: int, budget: int) -> str:
@@ -101,20 +110,34 @@ def measure(source: Source, options: Options, path: Path) -> dict:
     show(f"{source.name}: gates", gates.COLUMNS, gates.lines(measured))
     results: Results = content["results"]
     for budget in options.budgets:
-        asked = sorted({*pairs_of(options), *RIVALS.values()})
-        for strategy in dict.fromkeys(name.partition("+")[0] for name in asked):
-            own = [name for name in asked if name.startswith(f"{strategy}+")]
-            missing = [n for n in own if key_of(n, SIZES[-1], budget) not in results]
-            if not missing:
-                continue
-            console.print(f"{source.name}: {strategy}, {budget} candidates", style="dim")
-            rows = source.compare(missing, SIZES, options.seeds, budget)
-            results |= as_results(rows, budget)
+        for found in complete(results, source.compare, budget, options):
+            results |= found
             write(path, content)
-    if not content["twice"]:
-        content["twice"] = measure_twice(source, options, results)
+    twice = content["twice"] = content["twice"] or [{} for _ in source.trainings]
+    budget = source.largest(options.budgets[0])
+    for compare, own in zip(source.trainings, twice, strict=True):
+        if compare is source.compare:
+            own |= {key: one for key, one in results.items() if is_of(key, budget)}
+        for found in complete(own, compare, budget, options):
+            own |= found
+            write(path, content)
     write(path, content)
     return content
+
+
+def complete(known: Results, compare: Compare, budget: int, options: Options) -> Iterator[Results]:
+    """Compare the pairs that are not known yet, and yield what each strategy reaches."""
+    asked = sorted({*pairs_of(options), *RIVALS.values()})
+    for strategy in dict.fromkeys(name.partition("+")[0] for name in asked):
+        own = [name for name in asked if name.startswith(f"{strategy}+")]
+        missing = [name for name in own if key_of(name, SIZES[-1], budget) not in known]
+        if missing:
+            console.print(f"{strategy}, {budget} candidates", style="dim")
+            yield as_results(compare(missing, SIZES, options.seeds, budget), budget)
+
+
+def is_of(key: str, budget: int) -> bool:
+    return key.endswith(f" of {budget}")
 
 
 def ece_by_chance(members: Array, draws: int = 200) -> np.ndarray:
@@ -148,32 +171,18 @@ def as_results(rows: Sequence[Row], budget: int) -> Results:
     return results
 
 
-def measure_twice(source: Source, options: Options, results: Results) -> list[Results]:
-    """Return what all pairs reach among what was trained twice, by either training.
+def deviations(twice: Sequence[Results], budget: int) -> Trainings:
+    """Return how much leads over NES-RE and BQ-S differ from training to training.
 
-    What is known of the first training is taken from the results.
+    They are the leads after so many candidates of all pairs that were measured with each training.
     """
-    names, found = sorted({*pairs_of(options), *RIVALS.values()}), []
-    for most, compare in source.trainings:
-        budget = min(options.budgets[0], most)
-        if compare is source.compare:
-            known = f" of {budget}"
-            found.append({key: one for key, one in results.items() if key.endswith(known)})
-            continue
-        console.print(f"{source.name}: one of two trainings", style="dim")
-        found.append(as_results(compare(names, SIZES, options.seeds, budget), budget))
-    return found
-
-
-def deviations(twice: Sequence[Results]) -> Trainings:
-    """Return how much leads over NES-RE and BQ-S differ from training to training."""
+    both = [key for key in twice[0] if is_of(key, budget) and all(key in one for one in twice)]
 
     def leads(column: str, size: int) -> np.ndarray:
         """Return all leads there are with so many members, trainings×leads×seeds."""
-        ours = [key for key in twice[0] if f", {size} of " in key]
-        pairs = [
-            (key, f"{rival}, {key.split(', ')[1]}") for key in ours for rival in RIVALS.values()
-        ]
+        rivals = [key_of(rival, size, budget) for rival in RIVALS.values()]
+        ours = [key for key in both if key.endswith(f", {size} of {budget}")]
+        pairs = [(key, rival) for key in ours for rival in rivals]
         values = np.array(
             [
                 [of(each, one, column) - of(each, other, column) for one, other in pairs]
@@ -247,13 +256,13 @@ def needed(results: Results, name: str, size: int, budgets: tuple[int, ...]) -> 
     return str(min(enough)) if enough else f"> {budgets[0]}"
 
 
-def report(name: str, asked: str, content: dict, options: Options) -> str:
-    """Print the tables of a source, which was asked for by some name; return them as Markdown."""
-    results, budgets = content["results"], options.budgets
+def report(source: Source, asked: str, content: dict, options: Options) -> str:
+    """Print the tables of a source; return them as Markdown, with the command that was `asked`."""
+    results, budgets, name = content["results"], options.budgets, source.name
     names = pairs_of(options)
     found = gates.from_lists(content["gates"])
     parts = [f"# Pairs of strategy and method on {name}\n"]
-    parts += [f"Made by `python benchmarks/winner.py {asked}`, {options.seeds} searches.\n"]
+    parts += [f"Made by `{options.command(asked)}`, {options.seeds} searches.\n"]
     parts += [as_markdown(gates.COLUMNS, gates.lines(found))]
     chance = np.array(content["ECE by chance"])
     said = (
@@ -282,7 +291,8 @@ def report(name: str, asked: str, content: dict, options: Options) -> str:
     title = f"Candidates until the calibrated log-likelihood of NES-RE after {budgets[0]}"
     show(f"{name}: {title}", columns, rows)
     parts += [f"## {title}\n", as_markdown(columns, rows)]
-    trainings = deviations(content["twice"]) if content.get("twice") else None
+    twice = content["twice"]
+    trainings = deviations(twice, source.largest(budgets[0])) if twice else None
     if trainings is not None:
         judged = dict.fromkeys(column for columns in JUDGED.values() for column in columns)
         rows = [
@@ -336,7 +346,7 @@ def main(options: Options) -> None:
     for asked in options.sources:
         source = sources.find(asked, options.stores)
         path = options.out / f"winner-{source.name}.json"
-        said = report(source.name, asked, measure(source, options, path), options)
+        said = report(source, asked, measure(source, options, path), options)
         write_whole(path.with_suffix(".md"), said.encode())
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -137,12 +138,12 @@ def test_a_lead_has_the_variance_of_training_too(benchmark):
     lost = [what for what, each in won.items() if not each]
     assert len(lost) == 4 and all("M = 3" in what for what in lost)
     one, other = (a_result(names, (0.0, 0.0, lead), winner.SIZES) for lead in (4.0, 12.0))
-    found = winner.deviations([one, other])
+    found = winner.deviations([one, other], 150)
     # Of three leads over each of two rivals two differ by 8 and the others not at all.
     assert found[judged[0], 3] == pytest.approx(np.sqrt(64 / 2 / 2), rel=0.05)
     # Two pairs that chose the same by one training and not by the other have a lead all the same.
     same = {key: dict(one[key.replace("us+logpool", "us+restack")]) for key in one}
-    assert winner.deviations([same, other])[judged[0], 3] > 0
+    assert winner.deviations([same, other], 150)[judged[0], 3] > 0
 
 
 def test_cells_that_were_trained_twice_have_both_trainings(benchmark, monkeypatch):
@@ -227,24 +228,29 @@ def test_what_was_measured_is_not_measured_again(benchmark, tmp_path):
         lambda budget: [],
         first,
         lambda count: jnp.log(jnp.full((count, 20, 2), 0.5)),
-        ((150, first), (150, second)),
+        (first, second),
     )
     options = winner.Options(
         seeds=2, budgets=(150,), strategies=("us",), methods=("logpool",), out=tmp_path
     )
     for _ in range(2):
         content = winner.measure(source, options, tmp_path / "winner-toy.json")
-    rivals = "evolution+beam", "us+restack"
-    assert calls == [
-        (1, rivals[0]),
-        (1, "us+logpool", rivals[1]),
-        (2, rivals[0], "us+logpool", "us+restack"),
-    ]
+    theirs, ours = (("evolution+beam",), ("us+logpool", "us+restack"))
+    assert calls == [(1, *theirs), (1, *ours), (2, *theirs), (2, *ours)]
     assert content["results"] == content["twice"][0]
-    assert winner.deviations(content["twice"])["ECE", 3] == 0.0
-    said = winner.report("toy", "toy-slices", content, options)
-    assert "`python benchmarks/winner.py toy-slices`, 2 searches" in said
+    assert winner.deviations(content["twice"], 150)["ECE", 3] == 0.0
+    said = winner.report(source, "toy-slices", content, options)
+    given = "--seeds 2 --budgets 150 --strategies us --methods logpool"
+    assert f"`python winner.py toy-slices {given}`, 2 searches" in said
     assert "No pair wins" in said
+    wider = replace(options, methods=("logpool", "beam"), budgets=(200,))
+    content = winner.measure(source, wider, tmp_path / "winner-toy.json")
+    both = "us+beam", "us+logpool", "us+restack"
+    assert calls[4:] == [(1, *theirs), (1, *both), (2, *theirs), (2, *both)]
+    assert winner.deviations(content["twice"], 200)["log-likelihood", 3] > 0
+    calls.clear()
+    winner.measure(source, replace(wider, budgets=(150,)), tmp_path / "winner-toy.json")
+    assert calls == [(1, "us+beam"), (2, "us+beam")]
 
 
 @pytest.mark.slow
@@ -259,8 +265,8 @@ def test_slices_of_two_supernets(benchmark, tmp_path, monkeypatch):
     rows = source.compare(*asked)
     assert [(row.algorithm, row.size) for row in rows] == [(n, m) for n in asked[0] for m in (1, 2)]
     assert all(np.isfinite(row.calibrated_log_likelihood).all() for row in rows)
-    (most, first), (_, second) = source.trainings
-    assert most == 4 and first is source.compare
+    first, second = source.trainings
+    assert source.largest(4) == 4 and first is source.compare
     found = [[row.log_likelihood for row in compare(*asked)] for compare in (first, second)]
     np.testing.assert_array_equal(found[0], [row.log_likelihood for row in rows])
     assert not np.isclose(*found).any()
@@ -268,5 +274,5 @@ def test_slices_of_two_supernets(benchmark, tmp_path, monkeypatch):
     assert source.best(3).shape == (3, len(labels), 10)
     measured = {gate.asks: gate.value for gate in source.gates(4)}
     assert len(measured) == 5 and np.isfinite(list(measured.values())).all()
-    with pytest.raises(BQNESError, match="dogs-slices"):
+    with pytest.raises(BQNESError, match="data set of slices is 'dogs'; allowed are 'digits'"):
         sources.find("dogs-slices", tmp_path)
