@@ -126,7 +126,7 @@ def main(options: Options) -> None:
     names = " ".join(options.tables)
     heading = (
         "# The likelihood that a search goes by\n\n"
-        f"Made by `python benchmarks/targets.py {names}`: test log-likelihood / ECE of log pools. "
+        f"Made by `python targets.py {names}`: test log-likelihood / ECE of log pools. "
         '"Worth" is the effective sample size of the posterior by cells, "surrogate" its RMSE by '
         "that of a constant.\n"
     )
