@@ -159,7 +159,7 @@ def measure_gates(benches: Sequence[Workbench], config: SearchConfig) -> list[ga
     train = bench.store.predictions(texts, bench.seed).train_log_likelihoods
     twice = np.stack([values, draw(other, archs)], axis=1)
     twice -= twice.mean(axis=0)
-    temperature = scale_temperature(points[1], observations=SEARCH.observations)
+    temperature = scale_temperature(points[1], observations=config.observations)
     return [
         gates.Gate(
             "training loss / validation loss",
@@ -178,7 +178,7 @@ def measure_gates(benches: Sequence[Workbench], config: SearchConfig) -> list[ga
         ),
         gates.Gate(
             "RMSE of the surrogate / of a constant",
-            measure_misfit(bench, archs, values, temperature),
+            measure_misfit(bench, archs, values, temperature, config),
             1.0,
         ),
         gates.Gate("candidates / slices", config.budget / bench.space.count, 0.3),
@@ -198,15 +198,19 @@ def draw(bench: Workbench, archs: Architectures) -> np.ndarray:
 
 
 def measure_misfit(
-    bench: Workbench, archs: Architectures, values: np.ndarray, temperature: float
+    bench: Workbench,
+    archs: Architectures,
+    values: np.ndarray,
+    temperature: float,
+    config: SearchConfig,
 ) -> float:
     """Return the surrogate's misfit at the last third of some draws, from the others."""
-    landscape = Drawn(bench.space, make_kernel(bench.space), SEARCH)
+    landscape = Drawn(bench.space, make_kernel(bench.space), config)
     rows, known = landscape.rows(archs), len(archs) * 2 // 3
     targets = jnp.asarray(values)
     given, others = (rows[:known], targets[:known]), (rows[known:], targets[known:])
     everywhere = jnp.ones(len(archs) - known, bool)
-    found = gates.misfit_of(landscape.kernel, given, others, everywhere, temperature, SEARCH)
+    found = gates.misfit_of(landscape.kernel, given, others, everywhere, temperature, config)
     return float(found)
 
 

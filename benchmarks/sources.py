@@ -57,8 +57,8 @@ def with_budget(config: SearchConfig, budget: int) -> SearchConfig:
     return replace(config, initial=min(config.initial, budget), budget=budget)
 
 
-def of_cells(name: str) -> Source:
-    """Return the cells of a table of the package, or of a file."""
+def of_cells(name: str, config: SearchConfig) -> Source:
+    """Return the cells of a table of the package, or of a file, to search with that config."""
     tabulated, seeded = gates.read(name)
     space, table, _ = tabulated
     if table.classes is None:
@@ -70,7 +70,7 @@ def of_cells(name: str) -> Source:
             names,
             sizes,
             seeds,
-            config=with_budget(SearchConfig(), budget),
+            config=with_budget(config, budget),
             calibrated=True,
         )
 
@@ -81,7 +81,7 @@ def of_cells(name: str) -> Source:
     return Source(
         Path(name).stem,
         {"cells": space.size},
-        lambda budget: gates.measure(tabulated, seeded, with_budget(SearchConfig(), budget), 5),
+        lambda budget: gates.measure(tabulated, seeded, with_budget(config, budget), 5),
         comparing(tabulated),
         best,
         tuple(map(comparing, trainings)),
@@ -89,13 +89,13 @@ def of_cells(name: str) -> Source:
     )
 
 
-def of_slices(name: str, stores: Path) -> Source:
-    """Return the slices of two supernets on a data set, trained where they are missing."""
+def of_slices(name: str, stores: Path, config: SearchConfig) -> Source:
+    """Return the slices of two supernets, trained where missing, to search with that config."""
     benches = slimmable.open_twice(name, stores)
 
     def comparing(bench: Workbench) -> Compare:
         return lambda names, sizes, seeds, budget: slimmable.compare_slices(
-            bench, names, sizes, seeds, with_budget(slimmable.SEARCH, budget), calibrated=True
+            bench, names, sizes, seeds, with_budget(config, budget), calibrated=True
         )
 
     def best(count: int) -> Array:
@@ -107,17 +107,26 @@ def of_slices(name: str, stores: Path) -> Source:
     return Source(
         f"{name}-slices",
         {"scaled down": slimmable.what_was_scaled_down(name)},
-        lambda budget: slimmable.measure_gates(benches, with_budget(slimmable.SEARCH, budget)),
+        lambda budget: slimmable.measure_gates(benches, with_budget(config, budget)),
         trainings[0],
         best,
         trainings,
     )
 
 
-def find(name: str, stores: Path) -> Source:
-    """Return what a name is of: DATASET-slices, or a table."""
+def find(name: str, stores: Path, observations: float | None = None) -> Source:
+    """Return what a name is of: DATASET-slices, or a table.
+
+    Searches have the default scale of the likelihood, or so many observations.
+    """
+    scale = {} if observations is None else {"observations": observations}
     if name.endswith("-slices"):
         dataset = name.removesuffix("-slices")
         check_choice("data set of slices", dataset, slimmable.TASKS)
-        return of_slices(dataset, stores)
-    return of_cells(name)
+        source = of_slices(dataset, stores, replace(slimmable.SEARCH, **scale))
+    else:
+        source = of_cells(name, replace(SearchConfig(), **scale))
+    if not scale:
+        return source
+    own = f"{source.name}-{observations:g}-observations"
+    return source._replace(name=own, described=source.described | scale)

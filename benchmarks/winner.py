@@ -76,6 +76,9 @@ class Options:
     """Which strategies; NES-RE and BQ-S are compared in any case."""
     methods: tuple[str, ...] = METHODS
     """Which methods of selection."""
+    observations: float | None = None
+    """How many independent observations all validation points count as in a search; by default as
+    in any search."""
     stores: Path = Path("stores")
     """Where supernets and their slices are kept."""
     out: Path = RESULTS
@@ -84,7 +87,7 @@ class Options:
     def command(self, asked: str) -> str:
         """Return what makes the same results of a source again, in the folder of this script."""
         words = ["python winner.py", asked]
-        for name in ("seeds", "budgets", "strategies", "methods"):
+        for name in ("seeds", "budgets", "strategies", "methods", "observations"):
             value, default = getattr(self, name), getattr(Options, name)
             if value != default:
                 words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
@@ -344,7 +347,7 @@ def compare_with_rivals(
 def main(options: Options) -> None:
     check_whole("seeds", options.seeds, 2)
     for asked in options.sources:
-        source = sources.find(asked, options.stores)
+        source = sources.find(asked, options.stores, options.observations)
         path = options.out / f"winner-{source.name}.json"
         said = report(source, asked, measure(source, options, path), options)
         write_whole(path.with_suffix(".md"), said.encode())

@@ -274,5 +274,9 @@ def test_slices_of_two_supernets(benchmark, tmp_path, monkeypatch):
     assert source.best(3).shape == (3, len(labels), 10)
     measured = {gate.asks: gate.value for gate in source.gates(4)}
     assert len(measured) == 5 and np.isfinite(list(measured.values())).all()
+    sharper = sources.find("digits-slices", tmp_path, observations=1000.0)
+    assert sharper.name == "digits-slices-1000-observations"
+    worth = "effective sample size / uniform draws"
+    assert {gate.asks: gate.value for gate in sharper.gates(4)}[worth] < measured[worth]
     with pytest.raises(BQNESError, match="data set of slices is 'dogs'; allowed are 'digits'"):
         sources.find("dogs-slices", tmp_path)
