@@ -118,7 +118,7 @@ def measure(source: Source, options: Options, path: Path) -> dict:
             write(path, content)
     twice = content["twice"] = content["twice"] or [{} for _ in source.trainings]
     budget = source.largest(options.budgets[0])
-    for compare, own in zip(source.trainings, twice, strict=True):
+    for compare, own in zip(source.trainings, twice, strict=False):
         if compare is source.compare:
             own |= {key: one for key, one in results.items() if is_of(key, budget)}
         for found in complete(own, compare, budget, options):
@@ -294,8 +294,8 @@ def report(source: Source, asked: str, content: dict, options: Options) -> str:
     title = f"Candidates until the calibrated log-likelihood of NES-RE after {budgets[0]}"
     show(f"{name}: {title}", columns, rows)
     parts += [f"## {title}\n", as_markdown(columns, rows)]
-    twice = content["twice"]
-    trainings = deviations(twice, source.largest(budgets[0])) if twice else None
+    largest = source.largest(budgets[0])
+    trainings = deviations(content["twice"], largest) if source.trainings else None
     if trainings is not None:
         judged = dict.fromkeys(column for columns in JUDGED.values() for column in columns)
         rows = [

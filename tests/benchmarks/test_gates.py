@@ -251,6 +251,10 @@ def test_what_was_measured_is_not_measured_again(benchmark, tmp_path):
     calls.clear()
     winner.measure(source, replace(wider, budgets=(150,)), tmp_path / "winner-toy.json")
     assert calls == [(1, "us+beam"), (2, "us+beam")]
+    once = source._replace(trainings=())
+    known = winner.measure(once, options, tmp_path / "winner-toy.json")
+    assert len(known["twice"]) == 2  # kept, though the second training is not there now
+    assert "from training to training" not in winner.report(once, "toy", known, options)
 
 
 @pytest.mark.slow
